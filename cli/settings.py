@@ -107,7 +107,8 @@ def find_file(start: Path) -> Path | None:
 def irregular_file(start: Path, found: Path | None) -> Path | None:
     """Return the nearest `opreplay.toml` that is ignored because it is a folder, pipe or device; None if there is none.
 
-    `found` is the result of `find_file`. The same folders are searched as there, up to the folder of `found`.
+    `found` is the result of `find_file`. The search covers the folders that `find_file` searches, up to the folder of
+    `found`.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):

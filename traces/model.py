@@ -470,7 +470,7 @@ class Trace:
     calls: RuntimeCalls | None = None
     """Runtime calls; None unless requested."""
     activity: Activity | None = None
-    """Timing of calls, waits, arrows and memory; None unless requested."""
+    """Timing of calls, waits, flow events and memory; None unless requested."""
     collectives: tuple[ListedCollective, ...] = ()
     """Collectives listed in a Chakra file."""
 

@@ -41,7 +41,7 @@ def read_trace(
 
     Optional columns: `record_function_ids` reads the record function ids of ops if the trace has them, to join an
     ExecutionTrace of the same run. `gradients` reads which ops autograd recorded. `calls` reads the runtime calls with
-    their names, to find the capture of a graph. `activity` reads the timing of calls, waits, arrows and memory
+    their names, to find the capture of a graph. `activity` reads the timing of calls, waits, flow events and memory
     (`Trace.activity`), which takes about three times as long. With `calls` or `activity`, one process reads everything.
 
     Raises TraceError: Malformed, UnknownDialect, or TooLarge for a file that exceeds one of `limits`.

@@ -162,9 +162,9 @@ def trim(
     """Write the wanted events of `path`, with all metadata, to `output`; a name that ends with .gz is compressed with
     gzip.
 
-    An event is written if it starts in a wanted span. Device work and its arrows are also written if a written call
-    launched them. Raises TraceError for the reasons for which reading does, for a file of begin and end events (cutting
-    would split their pairs), and if no event is written. If writing fails, the output is removed.
+    An event is written if it starts in a wanted span. Device work and its flow events are also written if a written
+    call launched them. Raises TraceError for the reasons for which reading does, for a file of begin and end events
+    (cutting would split their pairs), and if no event is written. If writing fails, the output is removed.
     """
     target = Path(output)
     limits = limits or Limits()

@@ -45,7 +45,10 @@ execution_traces_option = setting(
     type=FileName(),
     multiple=True,
     metavar="FILE|GLOB|FOLDER",
-    help=("Take shapes missing in a trace from the ExecutionTrace with its name or rank among these. Repeatable."),
+    help=(
+        "ExecutionTrace files that supply shapes missing in a trace. Each trace uses the file with the same name or "
+        "rank. Repeatable."
+    ),
 )
 """--execution-trace for many traces; files are assigned to traces by file name and rank."""
 

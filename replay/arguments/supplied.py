@@ -39,7 +39,7 @@ def check_values(plan: ReplayPlan, values: RecordedValues) -> None:
 
 
 def check_values_file(plan: ReplayPlan, path: str) -> None:
-    """Open a .safetensors file and check it against a plan. Raises what `check_values` does, or FormatError."""
+    """Open a .safetensors file and check it against a plan. Raises the errors of `check_values`, or FormatError."""
     from opreplay.initializers.supplied.values import RecordedValues
 
     check_values(plan, RecordedValues(path))

@@ -55,8 +55,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hbm_mixed_cost: float
     """Relative increase of the HBM time per byte if half of the bytes are reads and half are writes."""
     loop_vector_share: float
-    """Factor on the part of the launch time beyond a one-core launch, for a vector kernel in a loop. Such a kernel
-    launches faster because its code is in the instruction caches and no other kernel runs.
+    """Factor on the launch time of a vector kernel in a loop. It applies to the part that exceeds a launch on one core.
+    Such a kernel launches faster because its code is in the instruction caches and no other kernel runs.
     """
     kept_vector_share: float
     """Factor like `loop_vector_share`, for a kernel in a network if the same kernel code ran shortly before."""

@@ -61,7 +61,7 @@ class Traces:
         limits: Limits,
         process: str | None = None,
     ) -> None:
-        """Find the files; `make_plan` reads them. Raises what `find_and_pair` raises."""
+        """Find the files; `make_plan` reads them. Raises the errors of `find_and_pair`."""
         self._files, self.how = find_and_pair(
             patterns,
             donors,

@@ -79,7 +79,7 @@ def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequ
 
     A call with contradictory arguments has a reason and no times. A call that cannot run here, or fails, keeps its
     prediction. If the user's estimator or tile program for a call fails, the call has no prediction. `faults` collects
-    internal errors, and `consumers` get the events of the run. Raises what `Job.run` raises.
+    internal errors, and `consumers` get the events of the run. Raises the errors of `Job.run`.
     """
     calls, plan, devices = job.source, job.plan, job.devices
     assert isinstance(calls, Calls)

@@ -114,7 +114,7 @@ class Job:
     def read(self) -> Trace | ReplayPlan:
         """The trace or plan. In a captured plan, fused kernels replace calls if the settings say so.
 
-        Raises what `opreplay.replay.plan.inputs.open_input` raises. Raises UsageError if fused kernels are requested
+        Raises the errors of `opreplay.replay.plan.inputs.open_input`. Raises UsageError if fused kernels are requested
         for a trace.
         """
         if isinstance(self.source, MakesPlan):
@@ -139,8 +139,8 @@ class Job:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """Plan with each unique op, its arguments or the reason why it cannot be replayed. Raises what `plan_of`
-        raises.
+        """Plan of the unique ops, each with its arguments or the reason why it cannot be replayed. Raises the errors of
+        `plan_of`.
         """
         if isinstance(self.source, MakesPlan):
             return self.source.make_plan(self)

@@ -19,9 +19,12 @@ DEFAULTED_ARGUMENT = 0.5
 CHANGED_ARITY = 5.0
 """Cost of any difference in the number of arguments: an overload with the recorded number wins if it fits at all."""
 SKIPPED_ARGUMENT = 0.1
-"""Cost of a recorded entry before the arguments: of two overloads that match the last entries, the longer one wins."""
+"""Cost of a recorded entry before the first argument: of two overloads that match the last entries, the longer one
+wins.
+"""
 SKIPPED_TO_OUT = 20.0
-"""Cost of using an entry of an interpreter's stack as `out=`: an entry below the arguments is rarely an `out=`."""
+"""Cost of using an entry of an interpreter's stack as `out=`: an entry before the first argument is rarely an `out=`.
+"""
 DROPPED_ARGUMENT = 8.0
 """Cost of a recorded argument that the schema does not have."""
 
@@ -42,11 +45,11 @@ class Match:
     recorded: tuple[RecordedArg, ...]
     """The recorded arguments that belong to the overload, in its order; possibly fewer than it has."""
     skipped: int = 0
-    """Number of recorded entries before the arguments. TorchScript's interpreter records its whole stack, where the
-    arguments come last.
+    """Number of recorded entries before the overload's first argument; they are skipped. TorchScript's interpreter
+    records its whole stack, where the arguments come last.
     """
     dropped: int = 0
-    """Number of recorded entries after the arguments."""
+    """Number of recorded entries after the overload's last argument; they are dropped."""
 
 
 def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overload: str | None = None) -> Match | None:
@@ -95,7 +98,8 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
     """Return an alternative to a match with `out=`: an overload without `out=` that fits the last entries.
 
-    None if there is none. TorchScript records its stack, so a tensor below the arguments looks like one more argument.
+    None if there is none. TorchScript records its stack, so a tensor before the first argument looks like one more
+    argument.
     """
     if match.skipped or not match.spec.has_out:
         return None

@@ -94,7 +94,7 @@ class _Candidate:
     """Minimum length of the step after the change, in µs."""
 
     def bounded(self, step_us: float, gain_us: float) -> float:
-        """Return the gain minus the loss of other work, limited so that the step takes at least `least_step_us`."""
+        """Return the gain minus the time lost in other work, at most the gain that leaves a step of `least_step_us`."""
         return min(gain_us - self.lost_us, step_us - self.least_step_us)
 
 

@@ -55,15 +55,19 @@ class Names:
         return _WAITS[EDGE_KINDS[kind]]
 
     def modules(self) -> tuple[tuple[str, ...], Ints]:
-        """Return (names, index by op row or -1) of the innermost module or marked range in which each op started."""
+        """Return (names of modules or marked ranges; for each op row, the index of the innermost one in which the op
+        started, or -1).
+        """
         if self._modules is None:
             ranges = named_ranges(self.trace, (_FRAME,))
             self._modules = _module_names(ranges), of_rows(_innermost_range(self.trace, ranges), ranges.label)
         return self._modules
 
     def module_calls(self) -> tuple[tuple[str, ...], Ints, Ints]:
-        """Return calls of modules or marked ranges: (name of each call, its enclosing call or -1, innermost call by op
-        row or -1).
+        """Return the calls of modules, or the ranges that the user marked, as three sequences.
+
+        The first has the name of each call. The second has the index of its enclosing call, or -1. The third has, for
+        each op row, the index of the innermost call in which the op started, or -1.
         """
         ranges = named_ranges(self.trace, (_FRAME,))
         parents = np.full(len(ranges.label), -1, np.int64)

@@ -38,7 +38,7 @@ class Places:
         return _most(modules), _most(functions)
 
     def _of_ops(self) -> tuple[list[str], Ints]:
-        """Return (function names, index of the innermost enclosing user function by op row, or -1)."""
+        """Return (function names; for each op row, the index of the innermost enclosing user function, or -1)."""
         if self._functions is None:
             trace = self.names.trace
             ranges = named_ranges(trace, FRAMES)

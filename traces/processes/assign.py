@@ -4,8 +4,8 @@
 Correlation ids, External ids and flow ids restart in each process, so they do not identify an event in the whole file.
 An op, a call or an annotation belongs to the process of its process id. Device rows have other process ids, so the
 process that launched their work must be derived. The evidence, in this order, is the label that a merging tool added to
-their ids, arrows, which ids and times are possible, and the order of the file. If two processes remain possible, the
-device work is assigned to none.
+their ids, flow events, which ids and times are possible, and the order of the file. If two processes remain possible,
+the device work is assigned to none.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -
 
 
 def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims: _Claims, units: int) -> None:
-    """Assign device rows with equal process id and device to one process, by arrows, ids, times or file order."""
+    """Assign device rows with equal process id and device to one process, by flow events, ids, times or file order."""
     rows = np.flatnonzero(of_kernel < 0)
     if not len(rows) or units > MOST_UNITS:
         return
@@ -294,7 +294,7 @@ def _votes(
 def _arrow_votes(
     data: EventColumns, rows: Array, group: Array, count: int, of_track: Array, units: int
 ) -> Array | None:
-    """Return the number of arrows from each process to each device, by device and process; None without arrows."""
+    """Return the number of flow arrows from each process to each device, by device and process; None without any."""
     is_end = data.arrow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(ends) or not len(begins):

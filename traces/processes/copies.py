@@ -29,7 +29,7 @@ def drop_copies(got: Collector) -> Counter[str]:
     An op must have an id, which a process uses once, or times finer than a microsecond, because a call inside another
     call of the same name may have the same times in whole microseconds. Device work must have a duration, since a
     stream runs one task at a time. An NPU's tasks may nest, so they must have an id. If such copies exist, copies of
-    launches, annotations, arrows and other events are dropped too, without being counted.
+    launches, annotations, flow events and other events are dropped too, without being counted.
     """
     ops, work = _copied_ops(got.ops), _copied_work(got.kernels)
     counts = Counter({COPIED_OPS: len(ops), COPIED_WORK: len(work)})

@@ -61,7 +61,7 @@ def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProc
 
 
 def needs_arrows(got: Collector) -> bool:
-    """Check whether skipped arrows may show which process launched some device work."""
+    """Check whether skipped flow events may show which process launched some device work."""
     if not got.arrows_skipped:
         return False
     assigned = assign_processes(_columns_of(got))

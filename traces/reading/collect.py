@@ -38,9 +38,9 @@ _MOST_CALL_NAMES = 1 << 12
 """Maximum number of runtime call names whose kind is cached; a runtime has a few hundred."""
 _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
-"""Number of kernels, all with a correlation id, after which arrows (a tenth of a GPU trace) are skipped."""
+"""Number of kernels, all with a correlation id, after which flow events (a tenth of a GPU trace) are skipped."""
 UNDECIDED_ARROWS = 1 << 19
-"""Maximum number of arrows held (8 MB) before it is known whether kernels need them."""
+"""Maximum number of flow events held (8 MB) before it is known whether kernels need them."""
 
 
 class Interned(dict[Any, int]):
@@ -171,12 +171,12 @@ class Collector:
         )
         self.flows = Columns(**_ENDS)
         self.arrows = Columns(**_ENDS)
-        """Flows that may turn out to be superfluous. Their tracks are kept separately, because these tracks may have no
-        other events.
+        """Flow events that may turn out to be superfluous. Their tracks are kept separately, because these tracks may
+        have no other events.
         """
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
-        """Whether arrows were skipped because all of the first kernels have correlation ids."""
+        """Whether flow events were skipped because all of the first kernels have correlation ids."""
         tensors: dict[str, Kind] = {"tensors": "index"} if self.timed else {}
         self.notes = Columns(**_SPAN, **tensors)
         self.uncorrelated = False
@@ -210,12 +210,12 @@ class Collector:
 
     @property
     def arrows_seem_superfluous(self) -> bool:
-        """Check whether enough of the device work read so far has correlation ids to skip arrows."""
+        """Check whether enough of the device work read so far has correlation ids to skip flow events."""
         enough = len(self.kernels) >= CORRELATED_KERNELS or len(self.arrows) >= UNDECIDED_ARROWS
         return enough and not self.uncorrelated
 
     def skip_arrows(self) -> None:
-        """Drop the arrows; later ones are only counted."""
+        """Drop the flow events in `arrows`; later ones are only counted."""
         self.arrows_skipped = True
         for name in self.arrows.kinds:
             self.arrows.take(name)
@@ -224,11 +224,11 @@ class Collector:
 
     @property
     def wants_arrows(self) -> bool:
-        """Check whether arrows that were skipped are needed after all."""
+        """Check whether flow events that were skipped are needed after all."""
         return self.uncorrelated and self.arrows_skipped and any(self.by_category[tag] for tag in fields.ARROW_TAGS)
 
     def settle_arrows(self) -> None:
-        """Turn the arrows into flows if some kernel has no correlation id, otherwise drop them; called after the last
+        """Move `arrows` to `flows` if some kernel has no correlation id, otherwise drop them. Called after the last
         event.
         """
         if self.uncorrelated:
@@ -487,5 +487,5 @@ def _complete(events: list[Any]) -> list[Any]:
 
 
 def _ends(events: list[Any]) -> list[Any]:
-    """Return the start and end events of arrows."""
+    """Return the start and end events of flows."""
     return [e for e in events if e.ph == "s" or e.ph == "f"]

@@ -51,7 +51,7 @@ class EventDecoder:
         self.old_spelling = False
         self.losses: Counter[str] = Counter()
         self.pairs = False
-        """Whether begin and end events are left unchanged, to be joined by `pairs`."""
+        """Whether begin and end events are left unchanged, because the module `pairs` joins them later."""
         self._generic_first = False
         self._streak = 0
         self._bare = 0
@@ -79,7 +79,7 @@ class EventDecoder:
         self._rebuild()
 
     def skip_arrows(self) -> None:
-        """From now on, only count the arrows that are superfluous if kernels have correlation ids."""
+        """From now on, only count the flow events that are superfluous if kernels have correlation ids."""
         self._use(fields.ARROW_TAGS, fields.Skipped)
 
     def use_exact_decimals(self) -> None:

@@ -19,7 +19,7 @@ Column = Literal["numbers", "calls", "activity"]
 """Optional groups of columns.
 
 "numbers": the numbers that torch and autograd gave each op. "calls": the names of runtime calls and the grids of
-launches. "activity": the timing of calls, waits and arrows, with collectives and memory.
+launches. "activity": the timing of calls, waits and flow events, with collectives and memory.
 """
 
 NONE = Raw(b"")
@@ -102,7 +102,7 @@ SKIP_TAGS = (
 
 QUEUE_TAGS = ("enqueue", "dequeue")
 HOST_ARROW_TAGS = ("fwdbwd", "async_task_queue", "HostToDevice")
-"""Categories of arrows between host threads, in the order of `ARROW_KINDS`."""
+"""Categories of flow events between host threads, in the order of `ARROW_KINDS`."""
 BACKENDS = (b'"nccl:', b'"gloo:', b'"hccl:', b'"mpi:', b'"ucc:', b'"xccl:', b'"rccl:', b'"lccl:')
 """Prefixes, with the opening quote, of the annotations that a torch.distributed back-end puts around its calls."""
 COLLECTIVE_KEYS: dict[str, str] = {
@@ -359,7 +359,7 @@ class QueuePart(TimedCall, gc=False, frozen=True):
 
 
 class Flow(Struct, gc=False, frozen=True):
-    """One end of an arrow between a launch and device work."""
+    """Flow event: one end of an arrow between a launch and device work."""
 
     ph: Any = None
     id: Any = None
@@ -369,11 +369,11 @@ class Flow(Struct, gc=False, frozen=True):
 
 
 class Arrow(Flow, gc=False, frozen=True):
-    """One end of an arrow whose category is in ARROW_TAGS."""
+    """Flow event whose category is in ARROW_TAGS."""
 
 
 class HostArrow(Struct, gc=False, frozen=True):
-    """One end of an arrow between host threads."""
+    """Flow event: one end of an arrow between host threads."""
 
     ph: Any = None
     id: Any = None

@@ -90,7 +90,9 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
 _MOST_REPAIRED = 1 << 20
 """Maximum bytes of text before the array of events at which this text is repaired."""
 _SECOND_ARRAY = 1 << 20
-"""Maximum bytes after an empty traceEvents in which a second traceEvents is searched; it replaces the empty one."""
+"""Number of bytes after an empty traceEvents in which a second traceEvents is looked for, which then replaces the empty
+one.
+"""
 
 
 def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
@@ -130,7 +132,7 @@ def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, by
 
 
 def _second_array(body: bytes, after: int) -> bool:
-    """Check whether another traceEvents follows an empty one; of equal keys in JSON, the last one counts."""
+    """Check whether another traceEvents follows an empty one. If a JSON object has a key twice, the last one counts."""
     match = _EVENTS.search(body, after, after + _SECOND_ARRAY)
     return match is not None and _keys_of(body[: match.end()] + b"[]}") is not None
 

@@ -103,7 +103,7 @@ class Scanner:
     ) -> None:
         """Create a scanner.
 
-        `columns` are the optional columns to keep. `arrows` keeps all arrows, even if the first kernels have
+        `columns` are the optional columns to keep. `arrows` keeps all flow events, even if the first kernels have
         correlation ids. `keep_pairs` holds all begin and end events in memory and sorts them by time. `timing` is a
         decoder and tables that the caller provides; the compiled part is then not used.
         """

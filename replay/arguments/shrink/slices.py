@@ -174,10 +174,10 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
 def _with_others(
     cut: Cut, dim: int, added: Mapping[str, TensorMeta], others: Mapping[str, TensorMeta]
 ) -> Iterator[Cut]:
-    """Extend the cut of a product to its added operand. Yield nothing if other arguments also have one entry per row or
-    column.
+    """Yield the cut of a matrix product, extended so that it also shrinks the operand that is added to the product.
 
-    Such arguments, e.g. scales and out=, would have to be cut, too.
+    Yield nothing if other arguments, e.g. scales and out=, also have one entry per row or column: they would have to be
+    cut, too.
     """
     alike = {name for name, meta in others.items() if meta.shape and meta.shape[dim] == cut.size}
     if alike <= added.keys():
@@ -200,7 +200,7 @@ def _heads(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _joined(op: ReplayOp) -> Iterator[Cut]:
-    """Yield a cut of `cat` along a dimension that is not concatenated, the same in all tensors."""
+    """Yield a cut of `cat` along the first dimension that is not concatenated and has one size in all tensors."""
     dim = _value(op, "dim")
     metas = list(tensors_of(op))
     rank = len(metas[0].shape) if metas else 0

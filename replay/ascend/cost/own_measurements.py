@@ -46,8 +46,8 @@ MOST_LOG = 5.0
 QUANTILE = 1.2816
 """Half-width, in standard deviations, of the central 80 % of a normal distribution."""
 PRIOR_ROWS = 5.0
-"""Weight of the original bands, as a number of measured calls, when measured errors rescale the bands of
-other calls.
+"""Weight of the original error bands when measured errors rescale the bands of other calls: they count as much as this
+number of measured calls.
 """
 MOST_SCALE = 3.0
 """Maximum factor by which measured errors widen the bands of other calls. Measured errors never narrow these bands,

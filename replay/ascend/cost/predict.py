@@ -265,10 +265,11 @@ def _terms(
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
-    """Return the launch time, with the part beyond a one-core launch scaled by `share`.
+    """Return a shorter launch time: the part that exceeds a launch on one core is multiplied by `share`.
 
-    The kernel's fixed time is multiplied by the fourth root of `share`. It depends only partly on the caches: passes
-    and synchronisation do not, but a kernel that does more has more code, which also has to be fetched.
+    The kernel's fixed time is multiplied by the fourth root of `share`, because only a part of it depends on the
+    caches. Passes and synchronisation do not depend on them. Fetching the code does, and a kernel that does more has
+    more code.
     """
     one_core_us, bare = rates.launch_one_us, launch - family.fixed_us
     if bare > one_core_us:

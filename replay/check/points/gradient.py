@@ -284,8 +284,8 @@ def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
     if not results or any(not torch.equal(t, t.to(torch.float32).to(torch.float64)) for t in results):
         return ""
     return (
-        "; likely cause: the op computes in float32 although its arguments are float64 (its results have no more "
-        "digits), so gradcheck sees rounding errors: compute in float64 for float64 arguments, or refuse them"
+        "; likely cause: the op computes in float32 although its arguments are float64. Its results are only accurate "
+        "to float32, so gradcheck sees rounding errors. Compute in float64 for float64 arguments, or refuse them"
     )
 
 

@@ -51,7 +51,9 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _checked(executor: Executor, outcome: Outcome) -> Outcome:
-    """Return the outcome of an op that raised, marked if the device is lost as well, e.g. its CUDA context."""
+    """Return the outcome of an op that raised. It is marked if the device is lost as well, e.g. by a broken CUDA
+    context.
+    """
     try:
         executor.synchronize()
     except Exception:

@@ -323,7 +323,7 @@ class SequenceRun:
         self._unshared.add(op.id)
 
     def _check_device(self, error: Exception) -> None:
-        """Raise LostDevice if the device is unusable after the error, e.g. its CUDA context."""
+        """Raise LostDevice if the device is unusable after the error, e.g. because its CUDA context is broken."""
         try:
             self._parts.synchronize()
         except Exception:

@@ -78,7 +78,7 @@ def grouped_topk_biased(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_moe_C::moe_align_block_size")
 def moe_align_block_size(c: Call) -> None:
-    """Sort flat indices of topk_ids [T, k] by expert and pad each expert to block_size with the filler T · k."""
+    """Sort flat indices of topk_ids [T, k] by expert. Entries of T · k pad each expert to a multiple of block_size."""
     maybe_expert_map = getattr(c, "maybe_expert_map", None)
     ids = c.topk_ids if maybe_expert_map is None else maybe_expert_map[c.topk_ids.to(torch.int64)]
     # The buffers hold whole blocks for experts_ids, though the token buffer may end inside one.
@@ -91,7 +91,10 @@ def moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::batched_moe_align_block_size")
 def batched_moe_align_block_size(c: Call) -> None:
-    """Align expert e's expert_num_tokens[e] rows, from row e · M on; filler E · M (M = max_tokens_per_batch)."""
+    """List the rows of each expert. Entries of E · M pad each expert to a multiple of block_size.
+
+    Expert e has expert_num_tokens[e] rows, the first of which is e · M (M = max_tokens_per_batch).
+    """
     experts = c.expert_num_tokens.shape[0]
     number = c.expert_num_tokens.to(torch.int64)
     row = torch.arange(c.max_tokens_per_batch, device=number.device)

@@ -146,7 +146,9 @@ def _attend_block(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of a block of queries: out [Hkv, group, rows, Dv], and any log-sum-exp the kernel returns."""
+    """Compute attention of a block of queries. Returns (out [Hkv, group, rows, Dv], log-sum-exp); the latter is None if
+    the kernel returns none.
+    """
     if kernel == "sdpa":
         return _sdpa(*block, visible, rules.scale, causal=causal), None
     if kernel == "flash":
@@ -262,7 +264,7 @@ def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: f
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Add one logit per head to the denominator of a finished softmax; lse [Hkv, group, rows], sinks [H]."""
+    """Add one logit per head, `sinks` [H], to the denominator of a finished softmax. `lse` is [Hkv, group, rows]."""
     total = torch.logaddexp(lse, sinks.float().reshape(lse.shape[0], lse.shape[1], 1))
     return (out.float() * torch.exp(lse - total).unsqueeze(-1)).to(out.dtype), total
 
@@ -270,7 +272,10 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 def _softmax_block(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention with explicit scores: out like q, lse [Hkv, group, rows]; origin: first diagonal, first key."""
+    """Compute attention with explicit scores. Returns (out like q, log-sum-exp [Hkv, group, rows]).
+
+    `origin` has the key on the diagonal in the first query's row, and the first key.
+    """
     scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
     if rules.softcap > 0:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)

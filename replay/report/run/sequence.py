@@ -179,8 +179,9 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
         )
         if sum_us < FASTER * shared.calls_alone_us:
             lines.append(
-                f"{MARK} calls cannot be faster with concurrent collectives: other programs slowed down the passes "
-                "without collectives, and perhaps these passes too; measure again on idle processors"
+                f"{MARK} calls were measured faster with concurrent collectives than without, which is impossible. "
+                "Other programs probably slowed down the passes without collectives, and perhaps these passes too. "
+                "Measure again on idle processors"
             )
     if sum_us and wall_us:
         rest_us = wall_us - sum_us - shared.waited_us

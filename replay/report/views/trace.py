@@ -38,8 +38,8 @@ from opreplay.traces.times.busy import DeviceBusy
 
 MEANING: dict[str, str] = {
     "none": "no shapes: ops cannot be replayed (record with record_shapes=True)",
-    "dims": "shapes and types: scalars are assumed to be defaults, strides contiguous",
-    "dims+concrete": "shapes, types and scalars: strides are assumed contiguous",
+    "dims": "only shapes and types are recorded: scalars are assumed to be defaults, strides contiguous",
+    "dims+concrete": "only shapes, types and scalars are recorded: strides are assumed contiguous",
     "full": "shapes, types, scalars and strides: ops can be replayed exactly",
 }
 """What each metadata level means for a replay."""

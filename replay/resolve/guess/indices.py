@@ -62,7 +62,7 @@ class _ShownIndices:
     before: int | None
     """Number of dimensions in front of the indexed ones; None if unknown."""
     dims: tuple[int, ...] | None
-    """The indexed dimensions if they are not adjacent; None if unknown."""
+    """The indexed dimensions, if they are not adjacent. None if they are adjacent or unknown."""
     apart: bool
     """Whether the indexed dimensions are not adjacent."""
 

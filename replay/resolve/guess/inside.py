@@ -309,7 +309,9 @@ def allocated_meta(around: Relatives) -> TensorMeta | None:
 
 
 def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
-    """Yield the result tensor, always the last one, of each nested call with the composite's own name."""
+    """Yield the result tensors of the next nested calls that have the composite's own name. A call's last tensor is its
+    result.
+    """
     for call in composite.after[:4]:
         yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
 

@@ -369,8 +369,8 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """Return the shape without some or all of its leading dimensions of size 1. As many are removed as give a shape
-    that is read next. If no number does, all are removed.
+    """Return the shape without some or all of its leading dimensions of size 1. The result is the first such shape that
+    a following call reads. If none is read, all these dimensions are removed.
     """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]

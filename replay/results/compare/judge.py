@@ -392,7 +392,10 @@ def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
 def compare_op(
     before: OpResult, after: OpResult, method: Method = "gauges", adjusted: Adjusted | None = None
 ) -> OpComparison:
-    """Return the ratio of an op replayed by one or both runs, with verdict "same" or why it cannot be judged.
+    """Return the comparison of an op that one or both runs replayed, before its ratio is judged.
+
+    The verdict is "lost" or "gained" if only one run has a time, "unclear" if the ratio cannot be judged, otherwise
+    "same".
 
     `adjusted` is the ratio computed from the op's rounds (visits), if both runs have several rounds.
     """

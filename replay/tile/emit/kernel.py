@@ -162,7 +162,7 @@ class Tracer:
     def fixed(self, number: Num) -> Any:
         """Return a size as a plain Python value, which makes the kernel valid only for this value.
 
-        A block position becomes a branch of the kernel for each of its values. Raises Refused if that is not possible.
+        For a block position, the kernel gets one branch per possible value. Raises Refused if that is not possible.
         """
         text = str(number)
         if not number.known:
@@ -174,7 +174,8 @@ class Tracer:
         return number.value
 
     def _place(self, text: str, number: Num) -> int:
-        """Return a block's position as a plain number, with one branch per position.
+        """Return a block's position as a plain number. The kernel gets one branch per possible position; this run takes
+        one.
 
         Raises Refused if that is impossible.
         """

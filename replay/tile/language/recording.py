@@ -730,7 +730,7 @@ class _Blocks(Generic[Item]):
         return alike
 
     def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
-        """Run one of the blocks that are assumed to do the same work, and compare its work with theirs.
+        """Run one of the blocks `members`, which are assumed to do the work `body`, and check that it does this work.
 
         If a block has many repetitions that were not compared yet, all iterations of its loops are run. Raises
         Unsurveyed if the work differs.

@@ -462,9 +462,9 @@ def _apart_notes(apart: _Apart) -> list[str]:
         return []
     return [
         f"the steps of these ranks hardly overlap: {apart.first.step.name} of rank {apart.first.rank} and "
-        f"{apart.last.step.name} of rank {apart.last.rank}, which begins {apart.later_us / 1e3:,.1f} ms later, have "
-        f"{100 * apart.common:.0f} % of the shorter one in common, so they are different steps or the clocks disagree; "
-        "waiting and lateness are not within one step (--step N selects another step)"
+        f"{apart.last.step.name} of rank {apart.last.rank} share only {100 * apart.common:.0f} % of the shorter step, "
+        f"and the second begins {apart.later_us / 1e3:,.1f} ms later. They are different steps, or the clocks "
+        "disagree, so waiting and lateness are not within one step. Select another step with --step N"
     ]
 
 

@@ -153,7 +153,9 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[StepCollective, ...]
     """Collectives of the step with at least two of the given ranks."""
     disagreements: tuple[Disagreement, ...]
-    """Disagreements between ranks in the whole traces. `collective` is an index into the matched collectives."""
+    """Properties in which members of a collective differ but should not, in the whole traces. `collective` is an index
+    into all matched collectives, not into `collectives`.
+    """
     critical_path: tuple[RankPathPart, ...]
     edges: dict[str, EdgeCount]
     least_common: float

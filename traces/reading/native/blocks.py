@@ -136,7 +136,7 @@ class CompiledPlaces:
     """Finds the position of each event of a block, and the fields that decide whether `trim` copies the event."""
 
     def __init__(self, kinds: Mapping[str, type[Any]], tracks: Tracks) -> None:
-        """Create a scanner; `kinds` are the categories of device work, its launches and its arrows."""
+        """Create a scanner; `kinds` are the categories of device work, its launches and its flow events."""
         make = compiled_scanner()
         track = partial(_track, tracks)
         self._scanner = make and make(

@@ -83,7 +83,7 @@ class Buffers:
         return torch.zeros(count, dtype=self.dtype, device=self.device)
 
     def call(self) -> Any:
-        """Run the collective once and wait for it. Raises what torch.distributed raises."""
+        """Run the collective once and wait for it. Raises the errors of torch.distributed."""
         work = self._call(self.share.asynchronous)
         if work is not None and self.share.asynchronous:
             work.wait()

@@ -36,8 +36,8 @@ def _index(op: OpView, *names: str) -> TensorMeta:
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """Return GatherV2, which reads whole rows. If a row is shorter than a block, return GatherElements instead, which
-    picks single elements in the cores' memory.
+    """Return GatherV2, which reads whole rows. If a row is shorter than a memory block, return GatherElements instead,
+    which picks single elements in the cores' memory.
     """
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
@@ -61,7 +61,7 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     """Return GatherElements, which reads single elements of rows.
 
     If the indexed dimension is not the last, the data is transposed before and after. The transposes are left out if
-    the elements take fewer blocks than the whole table.
+    the elements are in fewer memory blocks than the whole table takes.
     """
     table = op.need("self", at=0)
     index = _index(op, "index")
@@ -138,7 +138,9 @@ def _span(along: int, picks: int, dtype: str) -> int:
 
 
 def _is_few(count: int, table: TensorMeta) -> bool:
-    """Check whether `count` single elements touch fewer blocks than the table has, so that most of it is not read."""
+    """Check whether `count` single elements touch fewer memory blocks than the table has, so that it is not read as a
+    whole.
+    """
     return count * BLOCK < elements(table) * itemsize(table.dtype)
 
 
@@ -260,8 +262,8 @@ def rows_put(op: OpView) -> Iterable[KernelCall]:
     """Return ScatterUpdate, which writes rows along a dimension at an index.
 
     The rest of the table is not touched, except that an out-of-place op copies the table first. Rows shorter than a
-    block are written one element at a time. If that takes as many blocks as the table has, the table is transposed
-    instead, so that each row is contiguous.
+    memory block are written one element at a time. If that touches as many blocks as the table has, the table is
+    transposed instead, so that each row is contiguous.
     """
     table = op.need("self", at=0)
     index = _indices(op, "index")

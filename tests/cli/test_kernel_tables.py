@@ -118,6 +118,7 @@ def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> 
     assert "MatMulV2" in explained.stdout
 
 
+@pytest.mark.slow
 def test_run_shows_recorded_beside_simulated_kernels(trace: Path, tmp_path: Path) -> None:
     named = table(tmp_path / "k.csv")
     lines, sheet = tmp_path / "r.jsonl", tmp_path / "r.csv"

@@ -167,6 +167,7 @@ def test_a_plan_cannot_smuggle_in_what_a_trace_may_not(trace: Path, tmp_path: Pa
     assert "replayed 0 of 1 op" in ran.stdout, ran.output
 
 
+@pytest.mark.slow
 def test_tracelens_is_read_run_and_written(tmp_path: Path) -> None:
     entries = [tracelens_entry("aten::mm"), tracelens_entry("aten::mm"), tracelens_entry("aten::nonesuch")]
     source = saved(tmp_path / "ops.txt", entries)
@@ -196,6 +197,7 @@ def test_a_vendor_op_of_tracelens_goes_to_its_reference(tmp_path: Path) -> None:
     assert plan["ops"][0]["resolved_by"] == "reference", plan["ops"][0]
 
 
+@pytest.mark.slow
 def test_an_execution_trace_works_alone_and_as_donor(bare: Path, donor: Path) -> None:
     alone, _ = plan_of(donor)
     assert [op["name"] for op in alone["ops"]] == ["aten::mm"]
@@ -219,6 +221,7 @@ def test_a_wrong_donor_or_a_plan_with_one_is_refused(trace: Path, donor: Path, t
     assert opreplay_("plan", saved_plan, "--execution-trace", donor).exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "plan", "simulate"])
 def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: Path, command: str) -> None:
     notes = [

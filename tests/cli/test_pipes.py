@@ -43,6 +43,7 @@ def test_a_pipe_with_a_writer_is_read(tmp_path: Path) -> None:
     assert "of 2 ops" in result.stdout
 
 
+@pytest.mark.slow
 def test_standard_input_and_substituted_processes_are_read(tmp_path: Path) -> None:
     trace = write_rank(tmp_path / "rank0.json", 0)
     script = Path(sys.executable).with_name("opreplay")
@@ -52,6 +53,7 @@ def test_standard_input_and_substituted_processes_are_read(tmp_path: Path) -> No
         assert "ops: 3 (3 with shapes)" in done.stdout
 
 
+@pytest.mark.slow
 def test_plans_and_results_in_pipes_are_refused_by_their_kind(tmp_path: Path) -> None:
     trace, plan, results = write_rank(tmp_path / "rank0.json", 0), tmp_path / "plan.json", tmp_path / "r.jsonl"
     assert call("plan", trace, "-o", plan).exit_code == 0

@@ -42,6 +42,7 @@ def test_a_file_above_counts_and_the_command_line_wins(project: Path) -> None:
     ) == ["910b3"]
 
 
+@pytest.mark.slow
 def test_a_table_of_pyproject_and_the_console_script(project: Path) -> None:
     plugin = project / "own.py"
     plugin.write_text(
@@ -66,6 +67,7 @@ def test_a_table_of_pyproject_and_the_console_script(project: Path) -> None:
     assert invoke("list", "devices").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_name_of_one_command_goes_before_that_of_all(project: Path) -> None:
     (project / "opreplay.toml").write_text(
         'soc = "910b4"\n[simulate]\nsoc = "910b1"\nlosers = 3\n[run]\nop_time = "1s"\n'
@@ -172,6 +174,7 @@ def test_every_option_may_stand_in_a_file(project: Path) -> None:
     assert invoke("list", "devices").exit_code == 0, invoke("list", "devices").stderr
 
 
+@pytest.mark.slow
 def test_doctor_reports_a_file_that_stops_every_other_command(project: Path) -> None:
     (project / "opreplay.toml").write_text("sock = '910b3'\n")
     assert invoke("list", "devices").exit_code == 2
@@ -225,6 +228,7 @@ def doctor_on(name: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_trust_is_for_one_content_at_one_place(project: Path) -> None:
     ran, file = project / "ran", project / "opreplay.toml"
     (project / "own.py").write_text(f"import os\nos.mkdir({str(ran)!r})\n")

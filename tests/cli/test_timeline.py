@@ -200,6 +200,7 @@ def test_a_step_of_ops_without_arguments_has_nothing_to_simulate(tmp_path: Path)
     assert "opreplay simulate" in result.stderr
 
 
+@pytest.mark.slow
 def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
     sample = str(Path("traces/samples/cnn_train.json.gz").absolute())
     lines = str(tmp_path / "r.jsonl")
@@ -212,6 +213,7 @@ def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
     assert 0 < found["measured_step_us"] != found["recorded_step_us"]
 
 
+@pytest.mark.slow
 def test_the_caches_of_a_step_are_for_whole_steps_in_their_order(tmp_path: Path) -> None:
     sample = str(Path("traces/samples/moe_block.json.gz").absolute())
     lines = str(tmp_path / "r.jsonl")

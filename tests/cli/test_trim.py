@@ -82,6 +82,7 @@ def test_usage(trace: str, tmp_path: Path, args: list[str]) -> None:
     assert not (tmp_path / "small.json").exists()
 
 
+@pytest.mark.slow
 def test_the_time_of_one_event_does_not_grow_with_the_spans(tmp_path: Path) -> None:
     """Ops that match take a span each: twice as many in a file twice as long are no more work an event."""
 

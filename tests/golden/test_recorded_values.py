@@ -115,12 +115,14 @@ def summary(name: str, plan: Record, simulated: Record, results: list[Record]) -
     return f"{name} | {len(ops)} ops {replayed} replayed {total_us:.10g} us | {prints}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_values_of_a_sample(name: str, folder: Path, golden: Callable[..., None]) -> None:
     text = "\n".join(rows(*recorded(Path(sample_path(name).name)))) + "\n"
     golden(VALUES / f"{name}.txt", text, tolerance=1e-9)
 
 
+@pytest.mark.slow
 def test_values_of_public_traces(shared_traces: Path, folder: Path, golden: Callable[..., None]) -> None:
     lines = [summary(name, *recorded(shared_traces / f"{name}.json.gz")) for name in PUBLIC]
     golden(VALUES / "public_traces.txt", "\n".join(lines) + "\n", tolerance=1e-9)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 STARTS = {"opreplay.traces.child_process"}
 """Who knows how a Python process is started."""
 EXPORTED = {"opreplay.replay.export.script", "opreplay.replay.export.measure_script"}
 """Run alone, with child processes of their own."""
 
 
+@pytest.mark.slow
 def test_one_module_starts_python(sources) -> None:
     others = [
         f"{source.path}:{node.lineno}"

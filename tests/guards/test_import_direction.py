@@ -100,6 +100,7 @@ def test_no_package_imports_one_to_its_right(sources) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_folders_are_never_imported_by_their_bare_names(sources, test_sources) -> None:
     wrong = [
         f"{source.path}:{line} imports {name}"
@@ -125,6 +126,7 @@ def test_heavy_libraries_are_imported_late(sources, library: str, allowed: tuple
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_the_light_packages_bring_in_neither_torch_nor_pandas(sources) -> None:
     modules = [source.module for source in sources if within(source.module, LIGHT)]
     modules += ["opreplay.replay.ir.model", "opreplay.replay.results.records"]

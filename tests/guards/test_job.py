@@ -16,6 +16,7 @@ ONE_OP = ("opreplay.replay.session.op",)
 """Modules that predict an op which has no job: it is a row of a plan that somebody else opened."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_stages_are_called_by_the_job_alone(sources, stage: str) -> None:
     wrong = [

@@ -51,6 +51,7 @@ COMMANDS = {
 WITHOUT_TORCH = frozenset({"inspect", "timeline", "list devices", "trim"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_loads_what_it_needs(command: str, tmp_path: Path) -> None:
     arguments, allowed = COMMANDS[command]

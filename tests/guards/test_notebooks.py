@@ -38,6 +38,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(
     notebook: Path, published: list[dict[str, Any]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ def graph(sources) -> dict[str, dict[str, int]]:
     }
 
 
+@pytest.mark.slow
 def test_a_room_imports_only_rooms_before_it(graph) -> None:
     wrong = [
         f"{module}:{line} imports {name}: {room_of(name)} comes after {room_of(module)} in ROOMS"

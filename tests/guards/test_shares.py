@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import re
 
+import pytest
+
 OWN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*%\}")
 
 
+@pytest.mark.slow
 def test_no_share_is_written_by_the_format_of_python(sources) -> None:
     for source in sources:
         for node in ast.walk(source.tree):

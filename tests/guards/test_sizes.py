@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 MOST_LINES_FUNCTION = 100
 
 
+@pytest.mark.slow
 def test_functions_are_short(sources) -> None:
     """Their bodies: a command has as many parameters as flags, one a line."""
     too_long = [
@@ -33,6 +36,7 @@ def test_no_module_has_a_vague_name(sources, test_sources) -> None:
     assert not vague, f"name them after what they hold: {vague}"
 
 
+@pytest.mark.slow
 def test_the_library_never_prints(sources) -> None:
     exported = {"opreplay.replay.export.script", "opreplay.replay.export.measure_script"}
     wrong = [

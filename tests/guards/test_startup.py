@@ -8,6 +8,8 @@ import statistics
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"torch", "pandas", "numpy", "msgspec", "orjson", "rich", "sphinx"}
 """None of them is needed to print help; torch and pandas alone would cost seconds."""
 
@@ -38,6 +40,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not run_help("--help") & HEAVY
 
 
+@pytest.mark.slow
 def test_help_of_each_command_imports_neither_torch_nor_pandas() -> None:
     from opreplay.cli.main import COMMANDS
 
@@ -45,6 +48,7 @@ def test_help_of_each_command_imports_neither_torch_nor_pandas() -> None:
         assert not run_help(command, "--help") & {"torch", "pandas"}, command
 
 
+@pytest.mark.slow
 def test_help_is_quick() -> None:
     command = [sys.executable, "-c", "from opreplay.cli.main import main; main()", "--help"]
     seconds = []
@@ -78,6 +82,7 @@ def test_reading_a_trace_brings_in_neither_torch_nor_pandas() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_looking_into_a_trace_loads_no_torch() -> None:
     """Opening one, its recorded ops as a data frame, inspecting and explaining it; a kept plan needs none either."""
     code = (

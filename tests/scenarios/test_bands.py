@@ -48,6 +48,7 @@ def predicted(console: Console, *calls: str, plugin: Path | None = None, l2: str
     return [msgspec.convert(one, Simulated) for one in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l2", ["cold", "warm", "sequence"])
 def test_an_op_by_its_bytes_alone_has_the_widest_band(l2: str, tmp_path: Path, console: Console) -> None:
     plugin = tmp_path / "bands.py"

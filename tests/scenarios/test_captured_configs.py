@@ -49,6 +49,7 @@ def captured(console: Console, *arguments: object) -> dict[str, Any]:
     return json.loads(console("capture", *arguments, "--format", "json").stdout)
 
 
+@pytest.mark.slow
 def test_a_decode_step_and_its_check(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config(LLAMA), tmp_path / "decode.plan.json"
     shape = ("--phase", "decode", "--batch", "3", "--context", "16", "--dtype", "float32")
@@ -80,6 +81,7 @@ def test_a_table_of_positions_has_an_end(console: Console, config: Any) -> None:
     assert "64 positions" in console("capture", target, "--phase", "decode", "--context", "64", code=2).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "bound_us"),
     [
@@ -110,6 +112,7 @@ def test_a_model_beyond_this_machine_is_captured(console: Console, config: Any, 
     assert "does NOT fit 910b3" in shown
 
 
+@pytest.mark.slow
 def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config(MIXTURE), tmp_path / "plan.json"
     whole = captured(console, target, "--phase", "decode", "--batch", "8", "--context", "16")
@@ -339,6 +342,7 @@ def test_weights_in_8_bits_take_half_and_in_4_bits_a_quarter(console: Console, c
     console("capture", dense, "--phase", "train", "--context", "16", "--weights", "w8a8", code=2)
 
 
+@pytest.mark.slow
 def test_fused_kernels_of_a_server_stand_in_the_plan(console: Console, config: Any, tmp_path: Path) -> None:
     target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "64")
     plain, plan = captured(console, target, *shape), tmp_path / "fused.plan.json"

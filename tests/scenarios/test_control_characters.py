@@ -205,6 +205,7 @@ def runs() -> Iterator[tuple[str, ...]]:
 COMMANDS = {"readers": readers, "runs": runs, **{form: partial(exports, form) for form in OUTPUTS}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_raw_comes_out_of_a_hostile_trace(folder: Path, name: str) -> None:
     RAN.clear()

@@ -114,6 +114,7 @@ def test_a_hostile_found_file_is_refused(folder: Path, name: str) -> None:
     assert len(done.stderr) < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sparse file", "clock that waits", "lanes", "dotted key", "keys", "deep list"])
 def test_a_refusal_costs_little(folder: Path, name: str) -> None:
     text, command, _ = HOSTILE[name]

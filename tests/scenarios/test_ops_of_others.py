@@ -67,6 +67,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", PRODUCTS)
 def test_what_plan_promises_of_scaled_products_is_replayed(tmp_path: Path, scales: str) -> None:
     file = tmp_path / "trace.json"

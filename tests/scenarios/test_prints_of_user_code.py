@@ -53,6 +53,7 @@ def trace(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", ["1", "2"])
 def test_results_stay_json(tmp_path: Path, lanes: str) -> None:
     plugin = tmp_path / "talks.py"

@@ -265,6 +265,7 @@ def big_events() -> list[dict[str, Any]]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("layout", ["object", "list"])
 def test_two_processes_give_the_same_table(
@@ -359,6 +360,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uncorrelated", "enough", "reads"),
     [

@@ -47,6 +47,7 @@ def expected(events: list[dict[str, Any]], low: float, high: float) -> int:
     return sum(e.get("ph") == "M" for e in events) + len(inside) + len(late)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "step"),
     [("mi300_resnet_ddp_act_checkpoint", 16), ("nvidia_trace_diff_control", 1012), ("nvidia_nccl_parser", 5)],

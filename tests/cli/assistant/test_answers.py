@@ -126,6 +126,7 @@ CUT: dict[str, Answer] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.parametrize("max_bytes", [LEAST_BYTES, 4096, 30_000])
 def test_every_answer_that_is_cut_keeps_rows_of_each_list(name: str, max_bytes: int) -> None:

@@ -37,6 +37,7 @@ def asked(shell: str, words: str, incomplete: str = "") -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_commands_options_and_devices(shell: str) -> None:
     assert "_OPREPLAY_COMPLETE" in opreplay("completion", shell)

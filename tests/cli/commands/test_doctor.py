@@ -34,6 +34,7 @@ def test_json_has_the_same_checks() -> None:
     assert {check["name"] for check in sections["libraries"]} == {"trace reader", *doctor.OPTIONAL, *doctor.VENDOR}
 
 
+@pytest.mark.slow
 def test_says_whether_the_trace_reader_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "compiled_scanner", lambda: None)
     assert "Python only" in run()[1]
@@ -57,6 +58,7 @@ def test_an_old_torch_exits_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "too old" in text
 
 
+@pytest.mark.slow
 def test_libraries_are_found_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "VENDOR", ("this", "antigravity"))
     for module in doctor.VENDOR:

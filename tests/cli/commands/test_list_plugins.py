@@ -105,6 +105,7 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
     assert f"--plugin {broken} failed: {broken}:2: SystemExit: 3" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "simulate", "run"])
 def test_commands_use_plugins_and_say_so(command: str, plugin: Path, trace: Path, tmp_path: Path) -> None:
     more = {"run": ["--set", "op_time=1ms"], "plan": ["--output", tmp_path / "plan.json"]}.get(command, [])

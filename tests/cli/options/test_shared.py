@@ -113,6 +113,7 @@ def test_every_custom_op_folder_counts(way: str, tmp_path: Path, monkeypatch: py
         clear_registrations()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

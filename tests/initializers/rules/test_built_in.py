@@ -70,6 +70,7 @@ def test_the_seed_decides_all_bytes(op: str) -> None:
     assert (filled(op, seed=6) != first) == (op not in TOLD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", CASES)
 def test_a_large_batch_takes_little_work(op: str) -> None:
     """Processor time, which a busy machine changes least; the promise is 50 ms of wall time."""

@@ -28,6 +28,7 @@ WITHOUT_FORMULA: list[tuple[Step, tuple[int, ...], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "shape", "op", "way"), WITHOUT_FORMULA)
 def test_ops_without_a_forward_derivative_are_named(step: Step, shape: tuple[int, ...], op: str, way: str) -> None:
     x, tangent = torch.randn(shape), torch.randn(shape)

@@ -40,6 +40,7 @@ def decode_of(folder: Path, kind: str) -> ReplayPlan:
     return capture_target(target_of(f"hf:{path}", {"phase": "decode", "batch": 2, "context": 24}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen3_moe", "deepseek_v3", "mistral", "gemma3_text", "opt", "falcon", "jamba", "bert"]
 )

@@ -99,6 +99,7 @@ def largest_difference(make: Callable[[], Any], plan: ReplayPlan, before: Replay
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_decode_step_is_fused_and_computes_the_same(tmp_path: Path, kind: str) -> None:
     from opreplay.replay.capture.from_config import Shape, maker
@@ -124,6 +125,7 @@ def step_of_kind(folder: Path, kind: str, sizes: dict[str, Any], **shape: Any) -
     return maker(str(path), Shape(**shape))
 
 
+@pytest.mark.slow
 def test_new_tokens_are_written_to_slots_that_are_made_once(tmp_path: Path) -> None:
     make = step_of_kind(tmp_path, "llama", SIZES, phase="prefill", batch=3, context=5, dtype="float32")
     before = capture_made(make, source="llama")
@@ -137,6 +139,7 @@ def test_new_tokens_are_written_to_slots_that_are_made_once(tmp_path: Path) -> N
     assert largest_difference(make, plan, before) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "products"), [("qwen2", 9), ("qwen3", 9), ("deepseek_v3", 14)])
 def test_products_of_one_input_are_joined_as_servers_load_them(tmp_path: Path, kind: str, products: int) -> None:
     sizes = EXPERTS if kind == "deepseek_v3" else {**SIZES, "head_dim": 16}
@@ -154,6 +157,7 @@ def test_products_of_one_input_are_joined_as_servers_load_them(tmp_path: Path, k
     assert largest_difference(make, plan, before) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "heads"), [(3, 2), (1, 2), (1, 1), (3, 1)])
 def test_a_full_window_is_written_where_its_oldest_token_was(tmp_path: Path, batch: int, heads: int) -> None:
     sizes = {
@@ -175,6 +179,7 @@ EXPERTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_groups_of_experts_and_attention_written_out_compute_the_same(tmp_path: Path, phase: str) -> None:
     make = step_of_kind(tmp_path, "deepseek_v3", EXPERTS, phase=phase, batch=3, context=17, dtype="float32")
@@ -187,6 +192,7 @@ def test_groups_of_experts_and_attention_written_out_compute_the_same(tmp_path: 
     assert largest_difference(make, plan, before) < 1e-5
 
 
+@pytest.mark.slow
 def test_experts_with_biases_and_halves_of_angles_compute_the_same(tmp_path: Path) -> None:
     sizes = {
         **SIZES, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
@@ -209,6 +215,7 @@ def test_experts_with_biases_and_halves_of_angles_compute_the_same(tmp_path: Pat
     assert (shapes["key"], shapes["learnable_sink"]) == ((3, 2, 18, 16), (4,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "context", "expected"),
     [
@@ -286,6 +293,7 @@ def halves(x: Tensor, y: Tensor, weight: Tensor) -> Any:
     return F.silu(first) * second * weight[:4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
@@ -339,6 +347,7 @@ def convolution(x: Tensor, y: Tensor, state: Tensor, *, overwrites: bool = True)
     return F.silu(F.conv1d(joined, weight, padding=0, groups=8)[:, :, -1:]), last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
@@ -368,6 +377,7 @@ def test_what_a_backward_needs_is_not_fused() -> None:
     assert fused(before, MATCHERS) is before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "window", "expected"),
     [
@@ -392,6 +402,7 @@ def test_a_prefill_with_a_window_builds_no_mask(
     assert largest_difference(make, plan, before, only="logits") < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [1, -1])
 def test_a_mask_of_another_pattern_stays(shift: int) -> None:
     def make() -> Any:

@@ -120,6 +120,7 @@ def test_a_visit_takes_its_share() -> None:
     assert Visits().share(MeasureOptions()) == MeasureOptions()
 
 
+@pytest.mark.slow
 def test_all_samples_count_together(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     flags = ("--top", 3, "--set", "op_time=30ms", "--set", "threads=1")

@@ -250,7 +250,7 @@ def test_times_of_a_simulated_device(sample: ReplayPlan) -> None:
     _, nodes = parsed(made.data)
     timed = [node for node in nodes if node.duration_micros]
     assert {node.name for node in timed} == {first.name}
-    assert f"{len(nodes) - len(timed)} calls have no 910b3 time" in made.notes[0]
+    assert f"{len(nodes) - len(timed)} calls without 910b3 time" in made.notes[0]
 
 
 def test_a_captured_plan_has_no_times_of_its_own(sample: ReplayPlan) -> None:

@@ -58,6 +58,7 @@ def run(program: str, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("plan", SAMPLE), ("check", "aten::mm"), ("list", "initializers")])
 def test_a_command_that_needs_torch_says_how_to_install_it(arguments: tuple[str, ...]) -> None:
     done = run(COMMAND, *arguments)
@@ -66,16 +67,19 @@ def test_a_command_that_needs_torch_says_how_to_install_it(arguments: tuple[str,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_step_is_explained_without_torch() -> None:
     assert run(COMMAND, "timeline", SAMPLE, "--advise").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_library_says_how_to_install_it() -> None:
     lines = run(PYTHON, SAMPLE).stdout.splitlines()
     assert len(lines) == 6
     assert all(line.startswith(f"EnvironmentRefused {INSTALL_TORCH}") for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["ImportError", "OSError"])
 def test_a_torch_that_does_not_load_is_named(tmp_path: Path, error: str) -> None:
     (tmp_path / "torch").mkdir()

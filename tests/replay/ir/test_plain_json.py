@@ -26,6 +26,7 @@ def acts(data: bytes) -> set[str]:
     return {chr(code) for code in ACTED_ON if code != 0xA} & set(data.decode())
 
 
+@pytest.mark.slow
 @given(
     st.recursive(st.text() | st.sampled_from(EVIL), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )

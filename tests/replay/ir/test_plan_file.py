@@ -83,6 +83,7 @@ def plans(draw: st.DrawFn) -> ReplayPlan:
     return ReplayPlan(source="t.json", device_us_total=2.0, host_us_total=1.0, ops=tuple(ops))
 
 
+@pytest.mark.slow
 @given(plans())
 def test_round_trip_is_exact(plan: ReplayPlan) -> None:
     verify(plan)

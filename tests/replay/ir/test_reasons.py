@@ -107,6 +107,7 @@ def test_the_heaviest_reason_and_detail_come_first() -> None:
     assert (second.kind, second.details) == ("collective", ())
 
 
+@pytest.mark.slow
 def test_every_reason_that_the_code_gives_is_on_the_list_and_says_enough() -> None:
     given_kinds = set()
     for folder in ("initializers", "replay", "cli"):
@@ -122,6 +123,7 @@ def test_every_reason_that_the_code_gives_is_on_the_list_and_says_enough() -> No
     assert given_kinds == set(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mi300_torch_compile_triton", "npu_alexnet_trace_view", "nvidia_nccl_parser", "param_dlrm_worker0_kineto"]
 )

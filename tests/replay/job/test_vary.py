@@ -40,6 +40,7 @@ def run(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "80"}).invoke(opreplay, ["capture", *arguments])
 
 
+@pytest.mark.slow
 def test_a_function_makes_a_step_of_each_size(target: str) -> None:
     done = run(target, "--vary", "rows=1k,4k", "width=256,512", "--soc", "910b3", "--format", "json")
     assert done.exit_code == 0, done.stderr
@@ -85,6 +86,7 @@ def make(layers=2):
 """
 
 
+@pytest.mark.slow
 def test_sizes_are_captured_as_on_the_device_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "optimized.py").write_text(OPTIMIZED)
     vary = (f"{tmp_path / 'optimized.py'}:make", "--vary", "layers=8", "--format", "json")
@@ -92,6 +94,7 @@ def test_sizes_are_captured_as_on_the_device_that_is_asked_for(tmp_path: Path) -
     assert on_npu["step_us"] < 0.8 * on_cpu["step_us"], "an NPU takes parameters in lists"
 
 
+@pytest.mark.slow
 def test_options_of_a_capture_are_those_of_each_size(target: str) -> None:
     vary = (target, "--vary", "rows=64", "width=32", "--format", "json")
     exported = json.loads(run(*vary, "--via", "export", "--set", "decompose=true").stdout)["rows"]
@@ -111,6 +114,7 @@ def test_a_size_is_given_once() -> None:
         vary_config("hf:config.json", {"batch": 2}, sizes_of(["batch=1,8"]), [], lambda plan: plan)
 
 
+@pytest.mark.slow
 def test_the_table_is_written_as_page_csv_and_markdown(target: str, tmp_path: Path) -> None:
     """It was refused after the work was done: "--output is for a single plan"."""
     files = {suffix: tmp_path / f"sizes{suffix}" for suffix in (".html", ".csv", ".md")}

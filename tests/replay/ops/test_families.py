@@ -32,6 +32,7 @@ CALLS = [(name, text) for name, formula in FORMULAS.items() for text in formula.
 SHAPES = ((64, 128), (4, 32, 64), (2, 8, 16, 32), (8,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_complete_and_fits_the_schemas_of_its_op(name: str) -> None:
     row = ROWS[name]
@@ -66,6 +67,7 @@ def executor() -> Iterator[TorchExecutor]:
     made.close()  # torch's settings are those of the process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), CALLS, ids=[f"{name} {text}" for name, text in CALLS])
 def test_a_reference_gives_what_the_formula_does(
     name: str, text: str, executor: TorchExecutor, call: Callable[..., Any]

@@ -141,6 +141,7 @@ def test_text_of_a_trace_does_nothing() -> None:
     assert "script-src 'unsafe" not in policy
 
 
+@pytest.mark.slow
 def test_five_hundred_ops_are_small_and_need_no_network() -> None:
     text = render(big_page(500, tasks=10_000))
     assert len(text.encode()) < 2_500_000
@@ -174,6 +175,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.slow
 def test_every_page_says_what_made_it_and_has_its_parts(pages: dict[str, Path]) -> None:
     parts = {
         "timeline": (
@@ -198,6 +200,7 @@ def test_every_page_says_what_made_it_and_has_its_parts(pages: dict[str, Path]) 
             assert part in text, (name, part)
 
 
+@pytest.mark.slow
 def test_a_run_and_a_comparison_write_pages(tmp_path: Path) -> None:
     sample = Path("traces/samples/cnn_train.json.gz").absolute()
     run, lines, compared = tmp_path / "run.html", tmp_path / "run.jsonl", tmp_path / "compare.html"

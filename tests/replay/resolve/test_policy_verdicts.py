@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from opreplay.replay.resolve.names import policy_verdict
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_name
 from opreplay.replay.resolve.schema import specs_of
@@ -45,6 +47,7 @@ def allowed_overloads(lines: list[str]) -> set[tuple[str, str]]:
     return {(name, overload) for name, _, *overloads in split for overload in overloads}
 
 
+@pytest.mark.slow
 def test_no_schema_of_torch_is_allowed_without_a_decision() -> None:
     import torch
 

@@ -61,6 +61,7 @@ def test_measuring_gives_a_measurement_that_can_be_read(op: opreplay.Op) -> None
     assert "caches" in repr(found)
 
 
+@pytest.mark.slow
 def test_a_worker_process_measures_too(op: opreplay.Op) -> None:
     assert op.measure(options=opreplay.RunOptions(op_time_s=0.005, isolation="process")).median_us > 0
 

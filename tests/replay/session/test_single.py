@@ -67,6 +67,7 @@ def test_the_duration_is_kept() -> None:
     assert trace_of_event({"name": "aten::mm", "dur": 1.5, "args": MM}).ops.dur_ns.tolist() == [1500]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "args", "kwargs", "overload"),
     [

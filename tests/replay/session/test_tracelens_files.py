@@ -109,10 +109,12 @@ def run_with_changed_imports(source: str, folder: Path) -> dict[str, int]:
     return {kind: int(count) for count, kind in counts} or {done.stdout + done.stderr: 1}
 
 
+@pytest.mark.slow
 def test_tests_written_for_tracelens_pass(tmp_path: Path) -> None:
     assert run_with_changed_imports(PROGRAM, tmp_path) == {"passed": 5}
 
 
+@pytest.mark.slow
 def test_a_failing_test_is_seen(tmp_path: Path) -> None:
     broken = PROGRAM.replace("2.0 + 7 * 4", "2.0")
     assert run_with_changed_imports(broken, tmp_path) == {"passed": 4, "failed": 1}

@@ -25,6 +25,7 @@ def program_on(page: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", CASES)
 def test_programs_of_a_page(page: str, programs_of: Callable[[str], tuple[Program, ...]]) -> None:
     found = study(programs_of(program_on(page)), {"910b3": load_device("910b3")}, Wanted(cases=CASES[page]))

@@ -343,6 +343,7 @@ def test_an_edited_cell_replaces_its_program(programs_of: Callable[[str], tuple[
         tile.Out(torch.int8)
 
 
+@pytest.mark.slow
 def test_inputs_of_a_file_are_those_of_the_case(
     programs_of: Callable[[str], tuple[Program, ...]], tmp_path: Path
 ) -> None:

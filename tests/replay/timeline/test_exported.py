@@ -102,6 +102,7 @@ def test_a_selection_of_ops_is_a_chain_as_before(tmp_path: Path) -> None:
     assert [list(node.data_deps) for node in nodes] == [[], *([at] for at in range(1, len(nodes)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mi300_resnet_ddp_act_checkpoint", "nvidia_nccl_parser", "h100_qwen1.5_0.5b", "npu_timeline_trace_view"]
 )

@@ -247,6 +247,7 @@ def test_measured_times_of_ranks_on_their_hosts(tmp_path: Path) -> None:
         job_timeline(traces, measured=MeasuredOps(us={}))
 
 
+@pytest.mark.slow
 def test_results_of_a_run_are_put_into_the_ranks(tmp_path: Path) -> None:
     paths = [gloo_rank(tmp_path, rank, (2, 2, 3), 1500.0 * rank, [[0, 1]]) for rank in (0, 1)]
     out, run = tmp_path / "out.jsonl", ["--set", "op_time=2ms", "--set", "threads=1"]

@@ -44,6 +44,7 @@ def test_the_step_is_the_same_in_every_command(tmp_path: Path) -> None:
     assert facts("simulate", path, "--soc", "910b3", "--top", 1)["step"] is None, "a part of the ops is no step"
 
 
+@pytest.mark.slow
 def test_the_step_of_a_public_trace_is_the_same_in_every_command(shared_traces: Path) -> None:
     path = shared_traces / "h100_qwen1.5_0.5b.json.gz"
     step = facts("timeline", path, "--soc", "910b3")["step"]

@@ -160,6 +160,7 @@ def test_public_linear_run(shared_traces: Path) -> None:
     assert counts.unmatched <= 100  # aten::detach, which the one recorded iteration does not have
 
 
+@pytest.mark.slow
 def test_public_resnet_pair_is_not_of_one_run(shared_traces: Path) -> None:
     """ResNet-18 in one process, ResNet-50 in another: that is said, and little is taken."""
     kineto = read_trace(shared_traces / "param_resnet_kineto.json.gz")

@@ -248,6 +248,7 @@ def invoke(*args: object) -> Result:
     return CliRunner().invoke(opreplay, [str(arg) for arg in args], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_commands_hint_without_and_tell_with_the_capture(tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()

@@ -256,6 +256,7 @@ def test_pairs_of_no_order_are_read_from_a_pipe(tmp_path: Path) -> None:
     assert sorted(json.loads(done.stdout)) == [1000, 5000, 5000, 8000]
 
 
+@pytest.mark.slow
 def test_the_pairs_of_one_name_in_any_order_take_linear_time(tmp_path: Path) -> None:
     parts = same_name(*((10.0 * i, 10.0 * i + 4) for i in range(20_000)))
     random.Random(3).shuffle(parts)

@@ -136,6 +136,7 @@ def damaged(text: str, kind: str, at: int, char: str) -> str:
     return text[: max(1, at)]  # the rest of the event is missing
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     kind=st.sampled_from(["delete", "double", "insert", "replace", "cut"]),

@@ -51,11 +51,13 @@ PRODUCTS: list[tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "inputs"), PRODUCTS)
 def test_products(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
     assert captured_flops(step, *inputs) == operations(step(*inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "inputs"), [*PRODUCTS, (torch.vdot, (ones(9), ones(9)))])
 def test_products_of_complex_numbers_are_four_real_ones(
     step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
@@ -71,6 +73,7 @@ def bilinear_operations(rows: int, outputs: int, width: int, other: int) -> int:
     return operations(with_first) + operations(with_second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("leading", [(4,), (2, 3)])
 def test_bilinear_layers(leading: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -137,6 +140,7 @@ def multiplications(convolution: Convolution, data: torch.Tensor) -> int:
     return operations(run(padded, weight, stride=stride, dilation=dilation, groups=groups))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convolution", CONVOLUTIONS)
 def test_convolutions_and_the_gradients_that_are_asked_for(convolution: Convolution) -> None:
     data = torch.randn(3, 4, *[7] * convolution[0])
@@ -267,6 +271,7 @@ def attention_operations(heads: int, shared: int, queries: int, keys: int, width
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "shared"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(heads: int, shared: int, causal: bool) -> None:

@@ -38,6 +38,7 @@ def test_what_stays_in_l2_costs_hbm_no_turns_between_reading_and_writing() -> No
     assert half_resident < memory_us(1e6, 1e6, 64, 0.5, device)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "soc", "measured_us"),
     [

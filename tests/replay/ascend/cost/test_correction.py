@@ -86,6 +86,7 @@ def test_the_less_alike_the_less_is_learned() -> None:
     assert [correction.is_measured for correction in corrections] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_weights_of_the_file_are_those_of_its_calls() -> None:
     rows = learned_calls()
     learned = Learned([row.traits for row in rows], [0.0] * len(rows))

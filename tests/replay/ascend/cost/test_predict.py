@@ -201,6 +201,7 @@ specs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     kind=st.sampled_from(TYPES),

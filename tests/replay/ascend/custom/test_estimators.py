@@ -168,6 +168,7 @@ def test_one_estimator_for_several_devices() -> None:
     assert times["910b4"] < 100
 
 
+@pytest.mark.slow
 def test_one_estimator_for_a_device_leaves_every_other_op_and_device_alone() -> None:
     """The original raised KeyError: None for every other op of that device."""
     before = {n: simulate_op(make(n, arg("self", meta(64, 64))), DEVICE) for n in costed_ops()}

@@ -18,6 +18,7 @@ CALLS = {
 HEADS = {"heads": 32, "groups": 4, "flash": 32, "fused": 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("soc", list_devices())
 @pytest.mark.parametrize("form", CALLS)
 @pytest.mark.parametrize("length", [128, 2048, 8192, 65536])

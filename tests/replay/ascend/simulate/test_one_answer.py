@@ -139,6 +139,7 @@ def of_python(texts: Sequence[str], l2: L2State) -> Iterator[tuple[str, float]]:
         yield op.id, op.simulate(SOC, l2=l2).time_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l2", ["cold", "warm"])
 def test_a_call_takes_as_long_in_every_command(plan_file: Path, l2: L2State) -> None:
     python = dict(of_python((*CALLS, *VIEWS), l2))
@@ -152,6 +153,7 @@ def test_a_call_takes_as_long_in_every_command(plan_file: Path, l2: L2State) -> 
     assert sum(1 for us in python.values() if us > 0) == len(CALLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l2", ["cold", "warm"])
 def test_validate_predicts_what_op_says(tmp_path: Path, l2: L2State) -> None:
     table = tmp_path / "calls.csv"
@@ -236,6 +238,7 @@ print(json.dumps([opreplay.op(text).simulate(sys.argv[1]).time_us for text in js
 """
 
 
+@pytest.mark.slow
 def test_a_call_of_torch_npu_takes_as_long_where_its_schemas_are_registered() -> None:
     texts = [text for text in CALLS if text.startswith("npu::")]
     command = [sys.executable, "-c", WITH_TORCH_NPU, SOC]

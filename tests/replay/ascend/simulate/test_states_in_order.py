@@ -40,6 +40,7 @@ def op_of(text: str, **sizes: int) -> ReplayOp:
     return plan_of_calls([Written(text=text, sizes=sizes)])[0].ops[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("soc", ["910b2", "910b4", "910c", "950pr"])
 @pytest.mark.parametrize("text", CALLS)
 def test_caches_that_hold_more_take_no_longer(text: str, soc: str) -> None:

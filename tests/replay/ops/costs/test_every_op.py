@@ -61,6 +61,7 @@ SCHEMAS = [
 ]
 
 
+@pytest.mark.slow
 def test_any_arguments_give_a_finite_time_with_a_bound() -> None:
     for place, schema in enumerate(SCHEMAS):
         for at, shape in enumerate(SHAPES):
@@ -70,6 +71,7 @@ def test_any_arguments_give_a_finite_time_with_a_bound() -> None:
             assert (found.bound == "none") == (found.time_us == 0), (schema.name, shape)
 
 
+@pytest.mark.slow
 def test_every_overload_is_estimated_on_every_device() -> None:
     names = {schema.name for schema in SCHEMAS}
     for schema in {schema.name: schema for schema in SCHEMAS}.values():

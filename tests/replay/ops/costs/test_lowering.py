@@ -247,6 +247,7 @@ arguments = st.builds(
 EMPTY = ReplayArg(name="self", type="Tensor", tensors=(meta(0, dtype="float32"), meta(0, 0, dtype="float32")))
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @example(name="_C::cutlass_scaled_mm", args=(EMPTY,), outputs=None)  # a product without columns
 @given(

@@ -38,6 +38,7 @@ def invented_call(spec: OpSpec) -> CallText:
     return CallText(name=spec.name, kwargs=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("namespace", ["npu", "_C_ascend", "torchvision"])
 def test_every_published_op_can_be_asked(namespace: str) -> None:
     device = load_device("910b2")
@@ -111,6 +112,7 @@ def test_projections_to_a_latent_multiply_every_weight_once() -> None:
     assert prod(weight.shape) == pytest.approx(7168 * 1536 + 1536 * 24576 + 128 * 128 * 512 + 7168 * 576, rel=0.001)
 
 
+@pytest.mark.slow
 def test_no_arguments_break_a_rule() -> None:
     drawn, device = Random(5), load_device("910b2")
     dtypes = ("float32", "bfloat16", "int8", "int32", "bool", "float8_e4m3fn")

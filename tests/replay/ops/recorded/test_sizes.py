@@ -145,6 +145,7 @@ def test_no_op_of_a_sample_exceeds_its_device(name: str) -> None:
     assert_holds(read_trace(sample_path(name)))
 
 
+@pytest.mark.slow
 def test_no_op_of_a_public_trace_exceeds_its_device(shared_traces: Path) -> None:
     rated = [assert_holds(read_trace(path)) for path in sorted(shared_traces.glob("*.json.gz"))]
     assert sum(rated) > 100

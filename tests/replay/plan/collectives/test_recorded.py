@@ -46,6 +46,7 @@ def calls_in(path: Path, events: list[dict[str, Any]], **header: Any) -> list[Ca
     return collective_calls(read_trace(path, activity=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_public_traces(shared_traces: Path, name: str) -> None:
     calls = collective_calls(read_trace(shared_traces / f"{name}.json.gz", activity=True))
@@ -280,6 +281,7 @@ NUMBERS = st.integers(-5, 1 << 70) | st.floats(allow_nan=False, allow_infinity=F
 VALUES = st.none() | NUMBERS | st.text(max_size=5) | st.lists(st.integers(-1, 9), max_size=4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(st.sampled_from([*COMMS[0], *COMMS[1], "src_rank", "root"]), VALUES), max_size=5))
 def test_any_list_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, entries: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("comms") / "comms.json"

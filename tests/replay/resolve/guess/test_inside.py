@@ -189,6 +189,7 @@ CASES: dict[str, tuple[Callable[[], object], tuple[tuple[str, str], ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_sizes_alone_tell_what_is_called(case: str, tmp_path: Path) -> None:
     step, wanted = CASES[case]

@@ -173,6 +173,7 @@ def dies_at_first(op: ReplayOp, policy: Policy) -> bytes:
     return b"alive"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGSEGV", "SIGABRT", "SIGUSR1"])
 def test_one_death_by_any_signal_costs_no_op(functions: None, tmp_path: Path, name: str) -> None:
     """Also where this process has handlers that raise, which a fork inherits."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys, torch
 from opreplay.replay.resolve.meta.tracing_modules import DYNAMO, SYMBOLS, SYMPY, put_stand_ins
@@ -31,6 +33,7 @@ print(sorted(light))
 """
 
 
+@pytest.mark.slow
 def test_they_answer_for_plain_values_and_give_way() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -343,6 +343,7 @@ def pick(x: torch.Tensor, parts: list[torch.Tensor | None], n: int) -> torch.Ten
     return x + n + len([part for part in parts if part is not None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [None, "(Tensor x, Tensor?[] parts, int n) -> Tensor"])
 @pytest.mark.parametrize("inside", [([3, 3], [8, 8], [2]), ([8, 8],), ()])
 def test_a_list_of_optional_tensors_is_what_calls_inside_read_else_empty(

@@ -81,6 +81,7 @@ def test_samples_survive(name: str, tmp_path: Path) -> None:
     check(build_plan(read_trace(sample_path(name)), select="all"), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_traces_survive(name: str, shared_traces: Path, tmp_path: Path) -> None:
     check(build_plan(read_trace(shared_traces / f"{name}.json.gz"), select="all"), tmp_path)

@@ -76,6 +76,7 @@ def test_the_first_lines_say_it_and_no_condition_passes(tmp_path: Path) -> None:
     assert sum("device time is unknown" in line for line in lines) == 3
 
 
+@pytest.mark.slow
 def test_plans_and_results_do_not_pass_host_times_for_device_times(tmp_path: Path) -> None:
     trace = read_trace(recording(tmp_path, [0.0] * 12))
     times = times_of_plan(plan_of(trace, Selection(), device="cpu"))

@@ -108,6 +108,7 @@ def test_shapes_that_differ_between_the_files_are_one_row() -> None:
     assert len(views.rows(found, everything=True)) == 12
 
 
+@pytest.mark.slow
 def test_public_pairs(shared_traces: Path) -> None:
     names = (
         "nvidia_sampled_rank0",

@@ -52,6 +52,7 @@ def inputs_and_attrs(make: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 ONE, TWO = "(Tensor x, Tensor y) -> Tensor", "(Tensor x, Tensor y) -> (Tensor, Tensor)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "make", "fails"),
     [
@@ -84,6 +85,7 @@ def test_the_recording_may_say_how_many_results_there_are() -> None:
     assert result_notes(op, tensors, {}) == (), "nothing says how many"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "make", "told"),
     [

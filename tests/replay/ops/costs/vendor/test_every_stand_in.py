@@ -57,6 +57,7 @@ def of_schema(name: str, text: str, shape: tuple[int, ...], dtype: str) -> Repla
     return op(name, **args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(64, 128), (4, 32, 64), (2, 8, 16, 32), (8,), (0, 4)], ids=str)
 def test_no_rule_falls_over_any_arguments(shape: tuple[int, ...]) -> None:
     unknown = set()

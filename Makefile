@@ -15,7 +15,8 @@ FUZZ_SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) -c constraints.txt
-# On all processors, where pip would use one. Packages contain files for other versions of Python: their errors are ignored.
+# On all processors, where pip would use one, and not for `make demo`, which needs few files. Errors are ignored, because
+# packages contain files for other versions of Python.
 COMPILE = @$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib cli initializers replay traces || true
 # Each process begins with a part of the tests in their order, so that those of a file share what they prepare.
 SHARED = -n $(JOBS) --dist worksteal
@@ -84,7 +85,6 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/reading/native/*.[ch])
 	$(INSTALL) -e .
-	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed

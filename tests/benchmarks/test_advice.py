@@ -9,6 +9,7 @@ import pytest
 from benchmarks.advice import KINDS, outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_planted_bottleneck_is_the_first_advice(kind: str, tmp_path: Path) -> None:
     for seed in (0, 1):

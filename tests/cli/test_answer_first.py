@@ -24,6 +24,7 @@ def lines(*args: str, columns: str | None = "80") -> list[str]:
     return invoke(*args, columns=columns).stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "timeline", "simulate", "plan"])
 def test_line_one_names_the_trace(command: str) -> None:
     assert lines(command, SAMPLE)[0].startswith("transformer_infer")

@@ -138,6 +138,7 @@ def test_nesting_without_end_is_no_crash(tmp_path: Path) -> None:
     assert kind_of(path) == "trace"
 
 
+@pytest.mark.slow
 def test_a_plan_is_taken_back_and_stays_the_same(trace: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     assert opreplay_("plan", trace, "--output", first).exit_code == 0
@@ -158,6 +159,7 @@ def test_a_plan_is_filtered_but_not_selected_anew(trace: Path, tmp_path: Path) -
     assert "contains the ops selected by owner, not those by " in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_cannot_smuggle_in_what_a_trace_may_not(trace: Path, tmp_path: Path) -> None:
     saved_plan = tmp_path / "a.json"
     opreplay_("plan", trace, "--output", saved_plan)

@@ -52,6 +52,7 @@ def said(*arguments: object) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("inspect",), ("inspect", "--by", "kernel", "--format", "csv"), ("simulate",)])
 def test_two_processes_print_the_same(
     trace: Path, split: list[bool], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]

@@ -83,6 +83,7 @@ def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
         assert f"left out: {folder / name}.json: not a regular file" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_behind_stdout_is_named(unbuffered: str) -> None:

@@ -79,6 +79,7 @@ def test_a_name_of_one_command_goes_before_that_of_all(project: Path) -> None:
     assert list(json.loads(invoke("op", RELU, "--no-measure", "--format", "json").stdout)["socs"]) == ["910b4"]
 
 
+@pytest.mark.slow
 def test_doctor_says_where_there_is_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".git").mkdir()
     monkeypatch.setenv("OPREPLAY_SHARED_DEVICE", "1")

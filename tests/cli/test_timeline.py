@@ -117,6 +117,7 @@ def _loading(stacks: bool) -> Machine:
     return machine
 
 
+@pytest.mark.slow
 def test_advice_is_the_first_line_and_in_json_and_on_the_page(tmp_path: Path) -> None:
     path = _loading(True).write(tmp_path / "t.json")
     page = tmp_path / "page.html"
@@ -157,6 +158,7 @@ def test_a_bad_change_says_what_a_change_is(trace: str) -> None:
     assert "PATTERN=0.5x" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_simulated_device_stands_beside_the_recording(shared_traces: Path, shared_ascend: Path) -> None:
     trace = str(shared_traces / "h100_qwen1.5_0.5b.json.gz")
     result = invoke(trace, "--soc", "910b3", "--soc", "910b4", "--what-if", "aten::mm=0.5x", "--format", "json")
@@ -249,6 +251,7 @@ def test_a_change_that_matches_nothing_is_the_only_thing_printed(tmp_path: Path)
     assert "'aten::conv2d=0.5x' matches nothing" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 70, 80])
 def test_tables_of_changes_and_ranks_are_whole_on_narrow_terminals(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -345,6 +348,7 @@ def test_ranks_have_a_page(tmp_path: Path) -> None:
     assert "all_reduce" in text
 
 
+@pytest.mark.slow
 def test_a_page_has_what_changes_gain_on_devices_and_a_fusion_says_what_would_match(tmp_path: Path) -> None:
     sample, page = str(Path("traces/samples/transformer_infer.json.gz")), tmp_path / "p.html"
     fuse = "fuse aten::mul,aten::add"

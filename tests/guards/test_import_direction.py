@@ -89,6 +89,7 @@ def within(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
+@pytest.mark.slow
 def test_no_package_imports_one_to_its_right(sources) -> None:
     wrong = []
     for source in sources:

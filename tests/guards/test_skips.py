@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 SKIPS = {"skip", "skipif", "xfail"}
 
 
+@pytest.mark.slow
 def test_every_skip_has_a_reason(test_sources) -> None:
     silent = []
     for source in test_sources:

@@ -104,6 +104,7 @@ def test_looking_into_a_trace_loads_no_torch() -> None:
     assert told == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_import_of_opreplay_is_quick() -> None:
     def spent(code: str) -> float:
         before = os.times()

@@ -56,6 +56,7 @@ def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.T
     return torch.einsum("ht,thd->hd", weights, wide[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["max", "uniform", "lognormal"])
 @pytest.mark.parametrize(("batch", "tokens", "sequences"), CASES)
 def test_page_lists(batch: BatchContext, tokens: int, sequences: int, distribution: str) -> None:

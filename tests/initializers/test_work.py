@@ -156,6 +156,7 @@ def test_arguments_that_look_like_a_cache_hide_no_work() -> None:
     assert contents.work.bytes_read == 8 * 16 * 64 * 4
 
 
+@pytest.mark.slow
 def test_a_run_shows_and_predicts_it(tmp_path: Path, forgotten: None) -> None:
     columns = {
         "Input Dims": [[4096, 64], [8]],

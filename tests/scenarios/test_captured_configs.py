@@ -62,6 +62,7 @@ def test_a_decode_step_and_its_check(console: Console, config: Any, tmp_path: Pa
     assert "memory: fits 910b3" in console("simulate", plan, "--soc", "910b3", "--set", "no_cache=true").stdout
 
 
+@pytest.mark.slow
 def test_training_and_prefill_differ_in_phases(console: Console, config: Any) -> None:
     target = config(LLAMA)
     training = captured(console, target, "--phase", "train", "--batch", "2", "--context", "8")
@@ -73,6 +74,7 @@ def test_training_and_prefill_differ_in_phases(console: Console, config: Any) ->
     assert set(prefill["flops"]) == {"forward"}
 
 
+@pytest.mark.slow
 def test_a_table_of_positions_has_an_end(console: Console, config: Any) -> None:
     target = config(
         {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 128, "n_positions": 64}
@@ -420,6 +422,7 @@ def test_inputs_follow_from_what_the_model_takes(console: Console, config: Any, 
     assert captured(console, config(held), *context, "--dtype", "float32", "--check")["equal"] is True
 
 
+@pytest.mark.slow
 def test_a_translator_trains_where_its_config_names_no_first_token(console: Console, config: Any) -> None:
     fields = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
     facts = captured(console, config(fields), "--phase", "train", "--context", "8")

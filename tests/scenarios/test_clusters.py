@@ -47,6 +47,7 @@ def test_more_servers_take_longer(console: Console, trace_of: Trace) -> None:
     console("simulate", trace, "--cluster", "2x910", code=2)
 
 
+@pytest.mark.slow
 def test_a_cluster_smaller_than_the_groups_is_told(console: Console, trace_of: Trace, tmp_path: Path) -> None:
     trace, out = trace_of(*distributed_step()), tmp_path / "out.jsonl"
     done = console("simulate", trace, "--cluster", "1x8x910b3", "--include", "c10d*")
@@ -61,6 +62,7 @@ def test_a_cluster_smaller_than_the_groups_is_told(console: Console, trace_of: T
     assert "smaller" not in console("simulate", trace, "--cluster", "2x8x910b3", "--include", "c10d*").stderr
 
 
+@pytest.mark.slow
 def test_a_run_stores_rates_of_the_cluster(console: Console, trace_of: Trace, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     console("run", trace_of(*distributed_step()), "--cluster", "2x8x910b2", "--include", "c10d*", "-o", out)

@@ -169,6 +169,7 @@ def test_ops_without_a_duration_at_times_since_1970(tmp_path: Path) -> None:
     assert trim(source, tmp_path / "o.json", Wanted(of_threads=spans)).events == 50
 
 
+@pytest.mark.slow
 def test_device_work_that_waits_for_its_launch_is_not_held_in_memory(tmp_path: Path) -> None:
     launches = [complete("cuda_runtime", at, correlation=at) for at in range(1, 101)]
     work = [complete("kernel", 200 + at, correlation=at, note="n" * 1000) for at in range(1, 40_001)]

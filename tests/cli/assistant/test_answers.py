@@ -41,6 +41,7 @@ def top_ops(count: int, name: str = TEXT) -> TopOps:
     return TopOps(clock="device", total_us=1.0, ops=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [2048, 4096, 16_384, 65_536])
 @pytest.mark.parametrize("count", [1, 20, 300, 3000])
 def test_the_most_rows_that_fit_are_kept(count: int, max_bytes: int) -> None:

@@ -74,6 +74,7 @@ def test_bash_completes_a_line() -> None:
     assert "_opreplay_completion" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_take_the_script(shell: str) -> None:
     if shutil.which(shell) is None:

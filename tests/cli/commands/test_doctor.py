@@ -17,6 +17,7 @@ def run(*args: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+@pytest.mark.slow
 def test_this_machine_is_fit() -> None:
     code, text = run()
     assert code == 0
@@ -25,6 +26,7 @@ def test_this_machine_is_fit() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_json_has_the_same_checks() -> None:
     code, text = run("--format", "json")
     sections = json.loads(text)
@@ -49,6 +51,7 @@ def test_a_missing_torch_exits_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'torch>=2.4'" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_an_old_torch_exits_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -126,6 +126,7 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert invoke(path).exit_code == 2
 
 
+@pytest.mark.slow
 def test_needs_neither_torch_nor_pandas(tmp_path: Path) -> None:
     path = table(tmp_path, row("Relu", 8, 3))
     code = (

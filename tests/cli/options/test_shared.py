@@ -135,6 +135,7 @@ def test_names_of_before_work_and_say_what_they_are_called_now(old: tuple[str, .
     assert "is now" not in answers[1].stderr
 
 
+@pytest.mark.slow
 def test_an_op_filter_takes_ids_and_places() -> None:
     trace = str(sample_path("transformer_infer"))
 

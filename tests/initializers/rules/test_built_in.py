@@ -63,6 +63,7 @@ def test_every_initializer_is_measured() -> None:
     assert measured == {rule.name for rule in registry}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", CASES)
 def test_the_seed_decides_all_bytes(op: str) -> None:
     first = filled(op, seed=5)

@@ -365,6 +365,7 @@ def test_gated_delta_nets_are_fused(step: Any, expected: dict[str, int]) -> None
     assert summed(plan) == expected
 
 
+@pytest.mark.slow
 def test_what_a_backward_needs_is_not_fused() -> None:
     net, weight = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 1)), nn.Parameter(torch.randn(8))
 

@@ -47,6 +47,7 @@ def make():
 ONE_FORWARD = {"t5", "vit", "whisper", "clip", "patchtst"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fused_plan_can_be_read_back(tmp_path: Path, kind: str) -> None:
     from benchmarks.config_models import CONFIGS
@@ -88,6 +89,7 @@ def test_a_fused_plan_of_a_public_config_can_be_read_back(tmp_path: Path, case: 
     assert_predicted(back)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("softcap", "unfused", "title"),
     [(50.0, ["attention"], ", fused\nexcept attention"), (None, [], ", fused")],
@@ -119,6 +121,7 @@ def config(tmp_path: Path) -> str:
     return f"hf:{path}"
 
 
+@pytest.mark.slow
 def test_steps_of_a_config_are_fused_unless_it_is_refused(config: str) -> None:
     sizes = ("--vary", "batch=2", "context=64")
     (fused,), (plain,), (asked,) = (
@@ -135,6 +138,7 @@ def test_training_steps_of_a_config_are_not_fused(config: str) -> None:
     assert row["fused"] is False
 
 
+@pytest.mark.slow
 def test_a_captured_config_is_predicted_fused(config: str, tmp_path: Path) -> None:
     plan = str(tmp_path / "step.plan.json")
     told("capture", config, "--phase", "decode", "--context", "64", "--output", plan)

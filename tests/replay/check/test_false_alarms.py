@@ -15,6 +15,7 @@ ALARMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "point"), ALARMED)
 def test_a_right_op_passes(call: str, point: str) -> None:
     name = call.partition("(")[0]
@@ -45,6 +46,7 @@ def variance_reference(x):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "call", "point", "passes"),
     [

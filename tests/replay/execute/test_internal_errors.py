@@ -89,6 +89,7 @@ def test_a_refusal_of_arguments_is_not(code: str) -> None:
     assert reason_for(raised(code, OURS)).kind == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["applies_to", "initialize"])
 @pytest.mark.parametrize("error", [AttributeError, TypeError, IndexError, RuntimeError])
 def test_a_fault_of_an_initializer_is_named_with_the_op(

@@ -195,6 +195,7 @@ def test_full_disk_passes_through_and_closes_the_runner() -> None:
     assert runner.closed
 
 
+@pytest.mark.slow
 def test_faults_in_the_child_cost_their_ops_only() -> None:
     sink = MemorySink()
     plan = plan_of(fake_op("1us"), fake_op("abort"), fake_op("2us"))

@@ -50,6 +50,7 @@ def test_the_file_is_python_that_imports_nothing_of_ours() -> None:
     assert read["predicted_us"] == {"warm": 10.0, "cold": 20.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hostile", ["'); import os; os.system('x') #", '"""\nraise SystemExit', "\\'", "\u202e\x1b[2J\n"]
 )

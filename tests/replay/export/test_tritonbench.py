@@ -35,6 +35,7 @@ def plan(request: pytest.FixtureRequest) -> ReplayPlan:
     return opreplay.open(sample_path(request.param), select="leaf").plan
 
 
+@pytest.mark.slow
 def test_each_signature_is_a_call_that_the_op_takes(plan: ReplayPlan) -> None:
     found = json.loads(json_text(input_configs(plan)))
     assert found
@@ -52,6 +53,7 @@ def test_each_signature_is_a_call_that_the_op_takes(plan: ReplayPlan) -> None:
     assert called > 10
 
 
+@pytest.mark.slow
 def test_numbers_in_place_of_tensors_stay_numbers() -> None:
     """As those that an optimizer scales by: torch makes a tensor of no dimension of them."""
     net = torch.nn.Linear(4, 3)

@@ -144,6 +144,7 @@ def test_an_op_is_printed_as_it_is_read() -> None:
 dims = st.lists(st.integers(0, 1 << 20), max_size=5)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ITEMSIZE_BYTES)), dims, st.data())
 def test_every_tensor_is_read_as_printed(dtype: str, shape: list[int], data: st.DataObject) -> None:
     strides = data.draw(st.none() | st.tuples(*[st.integers(0, 1 << 20)] * len(shape)))

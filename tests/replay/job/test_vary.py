@@ -174,6 +174,7 @@ VIT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_without_text_has_times_of_a_step_and_no_context(tmp_path: Path) -> None:
     """A ViT got "ms a token" and tokens/s that grew with a context that it does not have."""
     pytest.importorskip("transformers")

@@ -149,6 +149,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning")
 def test_schema_and_fake_tell_the_truth(op: Op, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ def one_op_each(found: list[OpSignature]) -> Trace:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(signatures(), min_size=1, max_size=6))
 def test_any_metadata_gives_a_plan(found: list[OpSignature]) -> None:

@@ -127,6 +127,7 @@ def big_page(ops: int, *, tasks: int = 3) -> Page:
     )
 
 
+@pytest.mark.slow
 def test_text_of_a_trace_does_nothing() -> None:
     text = render(big_page(3)).replace(script(), "")
     found = outline(text)

@@ -21,6 +21,7 @@ def test_a_call_that_sleeps_takes_as_long() -> None:
     assert found.cache == "warm"
 
 
+@pytest.mark.slow
 def test_tensors_that_are_given_are_cold_those_of_a_closure_warm() -> None:
     quick = partial(opreplay.benchmark, op_time_s=0.01)
     assert quick(torch.mm, A, A).cache == "cold"

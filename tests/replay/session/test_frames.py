@@ -34,6 +34,7 @@ FRAMES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FRAMES))
 def test_types_survive_parquet_and_names_have_units(name: str, tmp_path: Path) -> None:
     import pandas

@@ -133,6 +133,7 @@ def test_what_cannot_be_called_is_refused(name: str, args: tuple[Any, ...], why:
     assert caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "args", "why"),
     [

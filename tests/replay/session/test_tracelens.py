@@ -52,6 +52,7 @@ ONE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("auto_init", [False, True])
 def test_replay_gives_the_result_in_every_mode(lazy: bool, auto_init: bool) -> None:
@@ -265,6 +266,7 @@ def test_a_registry_assigned_on_the_class_is_the_one_that_counts(
     assert [name for name, _ in EventReplayer.list_custom_inits()] == [name for name, _ in list_custom_inits()] == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["embedding", "aten::embed", "aten::embedding_bag", "aten::*", "::embedding"])
 def test_a_part_of_a_name_is_no_match(inits: list[Any], pattern: str) -> None:
     other = Filling()

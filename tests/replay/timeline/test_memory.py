@@ -129,6 +129,7 @@ def test_a_verdict_says_what_it_hangs_on() -> None:
     assert _verdict(64 * gb, 65 * gb, 70 * gb, 80 * gb, 40 * gb).startswith("does NOT fit with KV caches of 4")
 
 
+@pytest.mark.slow
 def test_recorded_peaks_lie_below_what_is_told_if_nothing_is_freed(shared_traces: Path) -> None:
     for name, at_most in (("h100_qwen1.5_0.5b", 1.6), ("h100_timesformer", 1.0), ("mi300_vllm_piecewise_capture", 1.0)):
         trace = open_trace(str(shared_traces / f"{name}.json.gz"), activity=True)

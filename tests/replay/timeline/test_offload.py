@@ -28,6 +28,7 @@ def study(name: str, **how: object) -> tuple[Trace, Study]:
     return trace, timeline(trace, planned=PlannedStep(plan, expected_contents()), devices=devices, **how)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_training_step_leaves_the_host() -> None:
     _, found = study("cnn_train", what_if=["aten::convolution_backward=0"])
     one = found.timeline.socs["910b3"]

@@ -109,6 +109,7 @@ def test_kernels_that_run_beside_no_collective_have_no_range(tmp_path: Path) -> 
     assert with_losses(trace, step_graph(trace, chosen_step(trace))).lost_bounds == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_overlap_makes_no_step_longer_where_the_host_runs_ahead(shared_traces: Path) -> None:
     trace = read_trace(shared_traces / "mi300_resnet_ddp_act_checkpoint.json.gz", activity=True)
     study = timeline(trace, what_if=["overlap comm"]).timeline

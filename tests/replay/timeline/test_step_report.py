@@ -33,6 +33,7 @@ def told(machine: Machine, path: Path, **how: object) -> Timeline:
     return timeline(trace, **how).timeline  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_step_is_the_same_in_every_command(tmp_path: Path) -> None:
     path = training().write(tmp_path / "t.json")
     step = facts("timeline", path)["step"]

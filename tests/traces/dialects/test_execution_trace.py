@@ -413,6 +413,7 @@ def test_any_mutation_gives_a_trace_or_a_trace_error(tmp_path: Path, data: st.Da
     assert len(trace.ops.parent) == len(trace.ops)
 
 
+@pytest.mark.slow
 def test_public_samples(shared_traces: Path) -> None:
     linear = read_trace(shared_traces / "param_linear_et.json.gz")
     assert (len(linear.ops), len(linear.signatures), linear.tracks) == (926, 61, (("24248", "1"), ("24248", "2")))

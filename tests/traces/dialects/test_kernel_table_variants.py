@@ -229,6 +229,7 @@ CELLS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([*(n for names in COLUMNS.values() for n in names), "Extra"]), unique=True, max_size=14),
     st.lists(st.lists(CELLS, max_size=14), max_size=4),

@@ -38,6 +38,7 @@ def names(trace: Trace) -> set[str]:
 KNOWN = {f"aten::op{call}" for call in range(1, CALLS)} | {f"kernel{call}" for call in range(1, CALLS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", [b"", b"\0" * 1500, b" " * 1500, b"\n" * 1500, b"x" * 1500])
 @pytest.mark.parametrize("key", [b'"name": "', b'"pid": ', b'"ts": ', b'"cat": ', b'"args": {'])
 def test_no_repair_joins_two_events(tmp_path: Path, key: bytes, fill: bytes) -> None:

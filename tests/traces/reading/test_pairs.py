@@ -146,6 +146,7 @@ def test_pairs_behind_the_first_megabyte(tmp_path: Path, block: int) -> None:
     assert trace.info.report.losses == {}
 
 
+@pytest.mark.slow
 def test_a_file_read_by_several_processes_keeps_its_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opreplay.traces.reading.parallel.MIN_PART_BYTES", 1 << 16)
     parts = by_time([half for event in nested_events(900) for half in halves(event)])
@@ -187,6 +188,7 @@ def test_any_order_loses_no_event_but_those_cut(
     assert sum(trace.info.report.losses.values()) == broken
 
 
+@pytest.mark.slow
 def test_many_open_begins_stay_linear(tmp_path: Path) -> None:
     events = [op(f"aten::op{i % 5}", i, 0.5, i) for i in range(6000)]
     parts = [half for both in ("B", "E") for event in events for half in halves(event) if half["ph"] == both]

@@ -46,6 +46,7 @@ def test_given_files_lose_nothing(name: str) -> None:
     assert (summary.cpu_ops, summary.kernels, summary.categories["cuda_runtime"], summary.losses) == (3, 3, 3, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["list", "object"])
 @pytest.mark.parametrize("block", [64, 1 << 18])
 @pytest.mark.parametrize("place", [0, 5, COUNT - 1])
@@ -73,6 +74,7 @@ def test_quotes_and_brackets_in_a_name(tmp_path: Path, name: str, place: int, bl
     assert trace.info.report.repairs == {"unescaped quote": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("form", ["list", "object"])
 @pytest.mark.parametrize("place", [0, 5, COUNT - 1])
@@ -215,6 +217,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), VALUES), st.sampled_from([None, 1]))
 def test_sound_text_keeps_its_value(value: dict[str, Any], indent: int | None) -> None:

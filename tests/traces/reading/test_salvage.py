@@ -152,6 +152,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, text: bytes, start:
     survives(tmp_path_factory.getbasetemp(), start + text, 64)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_mutated_traces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -188,6 +189,7 @@ def test_mutated_traces(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
     survives(tmp_path_factory.getbasetemp(), bytes(text), data.draw(st.sampled_from([50, 400, 1 << 18])))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

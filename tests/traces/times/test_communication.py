@@ -125,6 +125,7 @@ COMMUNICATION = {
 """Names of the device work that communicates, by reading all names of each trace."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMUNICATION)
 def test_public_traces(shared_traces: Path, name: str) -> None:
     trace = read_trace(shared_traces / f"{name}.json.gz")

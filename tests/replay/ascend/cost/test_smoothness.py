@@ -54,6 +54,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),

@@ -87,6 +87,7 @@ def test_few_ops_lack_a_rule() -> None:
     assert len(lacking) <= UNRULED, lacking
 
 
+@pytest.mark.slow
 def test_rules_make_kernels_of_known_types() -> None:
     unknown: dict[str, str] = {}
     for schema in SCHEMAS:
@@ -97,6 +98,7 @@ def test_rules_make_kernels_of_known_types() -> None:
     assert set(unknown) <= {"FFT"}, unknown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMON)
 def test_common_ops_have_a_rule(name: str) -> None:
     assert cost_of(f"aten::{name}") is not None

@@ -73,6 +73,7 @@ def written(call: str, n: int) -> ReplayOp:
     return op
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", IN_PLACE + READS)
 def test_rows_cost_the_same_in_a_tensor_of_any_size(call: str) -> None:
     short, long = written(call, 1024), written(call, 65536)

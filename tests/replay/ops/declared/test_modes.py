@@ -41,6 +41,7 @@ def names_read(run: Callable[..., Any]) -> set[str]:
     return {node.id for line in definition(run) for node in ast.walk(line) if isinstance(node, ast.Name)}
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_taken_is_read() -> None:
     unread = {
         (version.name, parameter)

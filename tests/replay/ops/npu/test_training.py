@@ -23,6 +23,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
     return scores.softmax(-1) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["BNSD", "BSH", "TND"])
 @pytest.mark.parametrize("sparse_mode", [0, 2, 3])
 def test_gradients_of_fusion_attention(call: Call, close: Call, layout: str, sparse_mode: int) -> None:

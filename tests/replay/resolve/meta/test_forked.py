@@ -47,6 +47,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "FUNCTIONS", dict(forked.FUNCTIONS))
 
 
+@pytest.mark.slow
 def test_an_op_that_hangs_costs_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "CPU_S", 1.0)
     whole = plan(endless(), MM)
@@ -59,6 +60,7 @@ def test_an_op_that_hangs_costs_its_time_once(monkeypatch: pytest.MonkeyPatch) -
     assert checks["1" * 12].status == "ok"
 
 
+@pytest.mark.slow
 def test_an_op_that_loops_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "CPU_S", 1.0)
     checks = check_plan(plan(endless(), MM))
@@ -69,6 +71,7 @@ def test_an_op_that_loops_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -
     assert second.outputs == (TensorMeta(shape=(2, 4), dtype="float32", strides=(4, 1)),)
 
 
+@pytest.mark.slow
 def test_many_that_hang_cost_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "CPU_S", 0.2)
     checks = check_plan(plan(*(endless(f"{i:012x}") for i in range(40)), MM))

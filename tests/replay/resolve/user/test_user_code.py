@@ -87,6 +87,7 @@ def tutorial_plan(folder: Path) -> ReplayPlan:
     )
 
 
+@pytest.mark.slow
 def test_the_tutorial_replays_all_its_ops(tmp_path: Path, tutorial: str) -> None:
     unknown = tutorial_plan(tmp_path)
     assert {op.reason and op.reason.kind for op in unknown.ops} == {"policy"}

@@ -76,6 +76,7 @@ def check(plan: ReplayPlan, folder: Path) -> None:
     assert calls_of(read) == calls_of(msgspec.structs.replace(plan, ops=tuple(sayable)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_samples_survive(name: str, tmp_path: Path) -> None:
     check(build_plan(read_trace(sample_path(name)), select="all"), tmp_path)
@@ -252,6 +253,7 @@ def literal(value: Any) -> str:
     return str(value) if isinstance(value, TorchName) else repr(value)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CALLS, st.integers(0, 10**9)), min_size=1, max_size=5))
 def test_any_calls_survive(tmp_path: Path, calls: list[tuple[tuple[str, tuple[Any, ...]], int]]) -> None:

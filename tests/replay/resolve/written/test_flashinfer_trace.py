@@ -57,6 +57,7 @@ def calls_of(plan: ReplayPlan) -> Counter[tuple[Any, ...]]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_a_round_trip_is_exact(sample: str, tmp_path: Path) -> None:
     plan = with_outputs(build_plan(read_trace(sample_path(sample))))

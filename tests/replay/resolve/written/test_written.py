@@ -33,6 +33,7 @@ def written(text: str) -> ReplayOp:
     return op_of_written(parse_call(text), Policy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", ["transformer_infer", "cnn_train"])
 def test_every_call_of_a_trace_is_read_back_as_it_was(sample: str) -> None:
     for op in opreplay.open(sample_path(sample), select="all").plan.ops:
@@ -180,6 +181,7 @@ def test_an_op_from_python_refuses_what_does_not_fit() -> None:
         opreplay.op("aten::mm(f32[4,8], f32[n,3])")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -31,6 +31,7 @@ def noise(seed: int, runs: int = 30, scatter: float = 0.03) -> np.ndarray[Any, A
     return 100.0 * np.exp(scatter * np.random.default_rng(seed).standard_normal(runs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("factor", "at"), [(1.2, 20), (0.8, 12), (1.2, 26)])
 def test_a_change_of_a_fifth_is_found_at_its_run(seed: int, factor: float, at: int) -> None:

@@ -161,6 +161,7 @@ VALID = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", VALID, ids=lambda made: f"{made.name}{'.' if made.overload else ''}{made.overload}")
 def test_op_runs_on_valid_values(executor: TorchExecutor, made: ReplayOp) -> None:
     for tensor in results(executor, made):
@@ -228,6 +229,7 @@ CHANGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTLE)
 def test_an_op_that_leaves_what_its_first_call_left_is_never_reset_while_it_is_timed(
     executor: TorchExecutor, name: str

@@ -22,6 +22,7 @@ def gemm(m: int, n: int, k: int) -> KernelCall:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_devices())
 def test_no_product_beats_the_datasheet_and_large_ones_come_near_it(name: str) -> None:
     device = load_device(name)
@@ -37,6 +38,7 @@ def test_no_product_beats_the_datasheet_and_large_ones_come_near_it(name: str) -
             assert share > 0.6, (m, n, k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("name", ["910b4", "910b3", "910c"])
 def test_twice_a_size_is_never_cheaper_but_for_tiles(name: str, axis: int) -> None:

@@ -55,7 +55,8 @@ class PlannedStep:
 
     plan: ReplayPlan
     contents: ContentsOf | None = None
-    _held: dict[str, HeldByOp] = field(default_factory=dict[str, "HeldByOp"])
+    _held: list[tuple[DeviceProfile, HeldByOp]] = field(default_factory=list["tuple[DeviceProfile, HeldByOp]"])
+    """Kept with the very device, because a changed device may have the same name."""
 
     @cached_property
     def kernels(self) -> StepKernels | None:
@@ -67,12 +68,10 @@ class PlannedStep:
         """Return the cache contents for the kernels of each op, by device; None for a plan without a recorded order."""
         if self.kernels is None:
             return [None] * len(devices)
-        missing = [device for device in devices if device.name not in self._held]
+        missing = [device for device in devices if all(device is not known for known, _ in self._held)]
         if missing:
-            self._held.update(
-                zip((device.name for device in missing), held_in_caches(self.kernels, missing), strict=True)
-            )
-        return [self._held[device.name] for device in devices]
+            self._held += zip(missing, held_in_caches(self.kernels, missing), strict=True)
+        return [next(held for known, held in self._held if known is device) for device in devices]
 
 
 def step_kernels(

@@ -8,8 +8,11 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions
 from opreplay.replay.ascend.simulate.step_residency import PlannedStep
+from opreplay.replay.plan.inputs import open_trace, plan_of
+from opreplay.replay.plan.selection import Selection
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import Simulated
+from opreplay.traces.samples import sample_path
 
 
 def test_a_smaller_device_that_is_predicted_faster_is_told() -> None:
@@ -68,3 +71,16 @@ def test_the_band_of_a_total_follows_from_the_bands_of_its_ops() -> None:
     assert 0.1 < share < 0.9
     assert product.high_us / product.total_us < 1.6
     assert both.high_us / both.total_us > 1 + 5 * share
+
+
+def test_a_changed_device_of_the_same_name_has_its_own_caches() -> None:
+    """What one device held was taken for the other's, because both had one name."""
+    trace = open_trace(str(sample_path("transformer_infer")), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    device = load_device("910b3")
+    tiny = msgspec.structs.replace(device, l2_bytes=device.l2_bytes // 256)
+    step = PlannedStep(plan)
+    together = simulate_plan(step, [device]) + simulate_plan(step, [tiny])
+    apart = simulate_plan(PlannedStep(plan), [device]) + simulate_plan(PlannedStep(plan), [tiny])
+    assert [one.total_us for one in together] == [one.total_us for one in apart]
+    assert step.held([device, tiny])[0] != step.held([device, tiny])[1]

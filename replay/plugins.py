@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
-from typing import get_args
+from typing import Any, get_args
 
 from opreplay.initializers import extensions
+from opreplay.initializers.user_code import entry_points, load_entry_point, load_user_code, place_of_class
 from opreplay.initializers.user_code import installed as installed_plugins
-from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
-from opreplay.initializers.user_table import Kind, UserFunction, tables
+from opreplay.initializers.user_table import Kind, UserFunction, UserTable, tables
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.ops.table import Row, rows
@@ -89,6 +89,16 @@ def _is_folder(name: str) -> bool:
     return spec is None or spec.origin is None or Path(spec.origin) == Path(name).resolve() / "__init__.py"
 
 
+def any_installed() -> bool:
+    """Check whether an installed package provides plugins or initializers."""
+    return any(map(entry_points, (ENTRY_POINTS, extensions.ENTRY_POINTS)))
+
+
+def _of_ops() -> list[UserTable[Any]]:
+    """Return the tables of conversions and of executors that have registrations, in this order."""
+    return [table for kind in ("conversion", "executor") for table in tables() if table.what == kind]
+
+
 def registrations() -> tuple[Registration, ...]:
     """Return everything that user code has registered so far, sorted by kind."""
     order = get_args(Kind)
@@ -121,8 +131,7 @@ def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
             else:
                 used.add(note.what)
     lines: list[str] = []
-    of_ops = [table for kind in ("conversion", "executor") for table in tables() if table.what == kind]
-    for kind, entry in ((table.what, entry) for table in of_ops for entry in table):
+    for kind, entry in ((table.what, entry) for table in _of_ops() for entry in table):
         if any(entry.shown in what for what in used):
             continue
         head = f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name})"
@@ -145,9 +154,8 @@ def _is_for(entry: UserFunction, op: ReplayOp) -> bool:
 
 def clear_registrations() -> None:
     """Remove all conversions and executors; for tests and long-lived programs."""
-    for table in tables():
-        if table.what in ("conversion", "executor"):
-            table.clear()
+    for table in _of_ops():
+        table.clear()
 
 
 def _functions() -> Iterator[Registration]:

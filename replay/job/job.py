@@ -337,12 +337,9 @@ def planned_step(trace: Trace, devices: Sequence[DeviceProfile]) -> PlannedStep 
 
 def is_plain(settings: Settings) -> bool:
     """Check that the settings use no user code and that no plugin is installed. Only then may plans be cached."""
-    from opreplay.initializers import extensions
-    from opreplay.initializers.user_code import entry_points
     from opreplay.replay import plugins
 
-    groups = (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS)
-    return not (settings.plugins or plugins.registrations() or any(map(entry_points, groups)))
+    return not (settings.plugins or plugins.registrations() or plugins.any_installed())
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | CachedContents:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opreplay.initializers import extensions
-from opreplay.initializers.user_code import entry_points
 from opreplay.replay import plugins
 from opreplay.replay.resolve.defining_files import definition_of
 from opreplay.traces.errors import UsageError
@@ -47,7 +45,7 @@ def _missing_in_workers(ops: Sequence[ReplayOp], options: RunOptions) -> Iterato
     for name, (kind, source) in registered().items():
         if source == PROGRAM and names & set(kind.op_patterns):
             yield f"the initializer {name}"
-    if options.plugins or options.init_modules or _installed():  # a worker may well have them
+    if options.plugins or options.init_modules or plugins.any_installed():  # a worker may well have them
         return
     for op in ops:
         if op.called.partition("::")[0] not in options.allow_imports and (file := _defined_here(op)) is not None:
@@ -61,8 +59,3 @@ def _defined_here(op: ReplayOp) -> Path | None:
     if op.reason is not None or op.resolved_by != "torch.ops":
         return None
     return definition_of(op.called, op.overload or "")
-
-
-def _installed() -> bool:
-    """Check whether installed packages have plugins, which workers load as well."""
-    return any(map(entry_points, (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS)))

@@ -63,7 +63,7 @@ kernel_details_option = setting(
 
 
 notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
-"""--notes: print all notes on the numbers; by default only those that may change a decision."""
+"""--notes: print all notes on the numbers. Without it, only notes that may change a decision are printed."""
 
 
 all_option = click.option(

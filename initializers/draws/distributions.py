@@ -19,7 +19,7 @@ from opreplay.traces.folders import read_regular
 
 HISTOGRAM_BYTES = 1 << 20
 SIGMA = 1.0
-"""Standard deviation of the logarithm of log-normal lengths; close to that of prompts in public serving traces."""
+"""Standard deviation of the logarithm of log-normal lengths. Prompts in public serving traces have about the same."""
 _MULTIPLIER = 2_654_435_761
 """Prime (Knuth's hash multiplier) that scatters popular indices over the whole table, as real ids are."""
 

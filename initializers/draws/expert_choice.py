@@ -24,8 +24,8 @@ Each slot is compared with all earlier ones, so the time grows with the square o
 REDRAWS = 8
 """Number of times that an expert is drawn again for a token that already has it.
 
-If the expert still repeats, one is drawn directly from those that the token does not have: the one with the highest log
-probability plus random noise.
+If the expert still repeats, the token gets another one: of the experts that it does not have, the one whose log
+probability plus random noise is highest.
 """
 
 

@@ -271,7 +271,7 @@ KINDS = frozenset(
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """Return the ExecutionTraces that have the trace's name. If there are none, return those that have its rank."""
+    """Return the ExecutionTraces with the same name as the trace, or, if no name matches, those with the same rank."""
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 

@@ -109,7 +109,7 @@ SLOW = 2.5
 slow path.
 """
 ALIKE = 4.0
-"""Factor by which element counts may differ from that of the slow kernel for the slow path to apply; assumed."""
+"""The slow path applies to kernels with up to this many times more or fewer elements than the slow kernel; assumed."""
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:

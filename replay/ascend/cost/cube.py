@@ -187,7 +187,7 @@ def _fitting(
     a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
 ) -> tuple[int, int, int, bool, bool] | None:
     """Return (m, n, k, whether A is transposed, whether B is transposed) for two matrices; None if they cannot be
-    multiplied. If several transpositions fit, those that give the output size `wanted` are preferred.
+    multiplied. If several transpositions fit, one that gives the output size `wanted` is preferred.
     """
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:

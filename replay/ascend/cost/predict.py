@@ -171,8 +171,9 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
     """Return a lower bound on the kernel's time in microseconds.
 
-    The bound is the largest of these times: a bare launch; the products at the peak of all cube cores; the bytes at the
-    peak of L2; and the bytes at the peak of HBM, without those that L2 may hold before and after the kernel.
+    The bound is the longest of four times. A bare launch takes the first. The products take the second at the peak of
+    all cube cores, and the bytes the third at the peak of L2. The bytes that L2 can hold neither before nor after the
+    kernel take the fourth at the peak of HBM.
     """
     form = family.form
     if form == "matmul":

@@ -67,8 +67,8 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
-    """Return the share of the predicted time that has this confidence. If nothing is predicted, the share of
-    "uncalibrated" is 1 and that of any other confidence is 0.
+    """Return the share of the predicted time that has this confidence. If nothing is predicted, "uncalibrated"
+    has a share of 1 and all other confidences have a share of 0.
     """
     by_confidence = summed(times_us)
     total_us = sum(by_confidence.values())

@@ -60,7 +60,10 @@ class Started:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.terminal, theirs = pty.openpty()
-        command = [SCRIPT, "run", SAMPLE, "-o", path, "--set", "op_time=0.4s", "--set", "shared_device=true"]
+        # Eight rounds, as on a busy machine, would end the first op when two dozen have run.
+        command = [SCRIPT, "run", SAMPLE, "-o", path]
+        for setting in ("op_time=0.4s", "shared_device=true", "repeats=1"):
+            command += ["--set", setting]
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=take_terminal
         )

@@ -23,7 +23,7 @@ from opreplay.traces.samples import SAMPLES, sample_path
 from tests.traces.events import document, flow, kernel, launch, note, op, small_events, write
 from tests.traces.reading.native.differential import CORPUS, assert_same, damaged_file, pools_of, reader
 
-EXAMPLES = 40 if "OPREPLAY_SANITIZED_EVENTS" in os.environ else 250
+EXAMPLES = 20 if "OPREPLAY_SANITIZED_EVENTS" in os.environ else 120
 """Sanitizers make each example five times slower; `.ci/sanitize` reads damaged traces as well."""
 
 

@@ -106,7 +106,7 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
     from opreplay.cli.options.types import ByteSize
     from opreplay.traces import Limits
 
-    known = {name: getattr(Limits(), name) for name in Limits.__dataclass_fields__}
+    known = {name: getattr(Limits(), name) for name in Limits.__struct_fields__}
     chosen: dict[str, int] = {}
     for name, text in pairs:
         if name not in known:

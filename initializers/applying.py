@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
@@ -172,7 +171,7 @@ def _report(result: Any) -> InitReport:
         raise InitializerError("the report's summary must be text, and its assumptions must be text by argument")
     if report.lengths is not None and not isinstance(report.lengths, BatchLengths):
         raise InitializerError("the report's lengths must be BatchLengths")
-    return replace(
+    return msgspec.structs.replace(
         result,
         summary=_short(result.summary),
         assumed={_short(name): _short(what) for name, what in result.assumed.items()},

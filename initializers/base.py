@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import msgspec
 
 from opreplay.initializers.amounts import Work
 from opreplay.traces.links.annotations import BatchContext
@@ -26,8 +27,7 @@ OptionValue = int | float | str | bool | None
 """Types that the value of an option may have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A setting of an initializer, given as `--set init_arg=NAME.OPTION=VALUE`."""
 
     name: str
@@ -39,16 +39,14 @@ class Option:
     """Smallest number allowed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLengths:
+class BatchLengths(msgspec.Struct, frozen=True, kw_only=True):
     """Sequence lengths of a batch: sequence i has query[i] new tokens and attends to kv[i] tokens in total."""
 
     query: tuple[int, ...]
     kv: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitContext:
+class InitContext(msgspec.Struct, frozen=True, kw_only=True):
     """One call whose tensors are allocated and already filled with seeded default values for their dtypes."""
 
     op: str
@@ -57,7 +55,9 @@ class InitContext:
     """Name → value of each argument: a tensor, a list of tensors (an element may be None), a number, a string, a tuple,
     or None.
     """
-    metas: Mapping[str, tuple[TensorMeta | None, ...]] = field(default_factory=dict[str, tuple[TensorMeta | None, ...]])
+    metas: Mapping[str, tuple[TensorMeta | None, ...]] = msgspec.field(
+        default_factory=dict[str, tuple[TensorMeta | None, ...]]
+    )
     """Argument name → recorded metadata of its tensors; a single tensor has one entry."""
     generator: torch.Generator
     """The only source of randomness, on the device of the tensors. It is seeded from the run's seed and the op's id."""
@@ -68,7 +68,7 @@ class InitContext:
     """Batch of the iteration in which the op ran; None if the trace does not record it."""
     run_seed: int = 0
     """Seed of the run, the same for all ops; used to draw values on which several ops must agree."""
-    options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    options: Mapping[str, OptionValue] = msgspec.field(default_factory=dict[str, OptionValue])
     """Values of all options of the initializer, already checked."""
     role: str = ""
     """Variant of a built-in initializer to use for this op, if the initializer has several variants."""
@@ -117,13 +117,12 @@ class InitContext:
         return named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitReport:
+class InitReport(msgspec.Struct, frozen=True, kw_only=True):
     """Report of what an initializer did."""
 
     summary: str = ""
     """One-line description for the user, e.g. "141 indices in [0, 30522)"."""
-    assumed: Mapping[str, str] = field(default_factory=dict[str, str])
+    assumed: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Argument → what was assumed about its contents."""
     lengths: BatchLengths | None = None
     """Sequence lengths of the batch, for ops without an argument for them; the op can look them up in each call."""

@@ -8,9 +8,9 @@ values. Initializers for specific ops are in `domains`, `indices`, `masks` and `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import torch
 
 from opreplay.initializers import fill
@@ -34,8 +34,7 @@ INTEGERS_BELOW = 100
 """Exclusive upper bound of default integers if no shape gives one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
+class Values(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution: N(0, 1), uniform in [low, high), integers in [low, high), or fair coins."""
 
     kind: Literal["normal", "uniform", "integers", "coins"]

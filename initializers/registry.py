@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import cast
+
+import msgspec
 
 from opreplay.initializers.amounts import Work
 from opreplay.initializers.applying import applies, apply, work_by
@@ -88,17 +89,17 @@ class Registry:
         from opreplay.initializers.fill import one_thread
 
         with one_thread():
-            return apply(rule, replace(self._with_role(context), options=self.options_of(rule)))
+            return apply(rule, msgspec.structs.replace(self._with_role(context), options=self.options_of(rule)))
 
     def work(self, context: InitContext) -> Work | None:
         """Return the work of a filled call, as its initializer computes it. Raises InitializerError if that fails."""
         rule = next((rule for rule in self._by_op.get(context.op, ()) if says_work(rule)), None)
         if rule is None or self.find(context) is not rule:
             return None
-        return work_by(rule, replace(self._with_role(context), options=self.options_of(rule)))
+        return work_by(rule, msgspec.structs.replace(self._with_role(context), options=self.options_of(rule)))
 
     def _with_role(self, context: InitContext) -> InitContext:
-        return replace(context, role=self._roles.get(context.op, ""))
+        return msgspec.structs.replace(context, role=self._roles.get(context.op, ""))
 
     def __getitem__(self, name: str) -> CustomInit:
         try:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakSet
+
+import msgspec
 
 from opreplay.initializers.user_code import current_source, place_of, redefines, shown_place
 from opreplay.traces.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserFunction:
+class UserFunction(msgspec.Struct, frozen=True, kw_only=True):
     """Registration of one user function."""
 
     ops: tuple[str, ...]
@@ -33,7 +33,7 @@ class UserFunction:
 
     If False, it is used only for ops that cannot be replayed otherwise.
     """
-    source: str = field(default_factory=current_source)
+    source: str = msgspec.field(default_factory=current_source)
     """The option or plugin that loaded the function, e.g. "--plugin my_ops.py"."""
 
     @property

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any, get_args
+
+import msgspec
 
 from opreplay.initializers import extensions
 from opreplay.initializers.user_code import entry_points, load_entry_point, load_user_code, place_of_class
@@ -26,8 +27,7 @@ ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each entry names a module, which makes its registrations when it is imported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """One registration by a user or a package."""
 
     kind: Kind

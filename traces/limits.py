@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from opreplay.traces.errors import TooLarge
 
@@ -12,8 +12,7 @@ MAX_RANK = 64
 """Maximum number of tensor dimensions in torch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Upper limits that real traces do not reach; raise one with `Limits(<field>=...)`."""
 
     decompressed_bytes: int = 64 * 1024 * MIB

@@ -92,8 +92,7 @@ class OpSignature:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorMemories:
+class TensorMemories(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of the memories that hold the tensors of each call; -1 for an unknown memory.
 
     Tensors that begin at different offsets of one storage have different numbers.
@@ -124,8 +123,7 @@ class TensorMemories:
         return TensorMemories(ids=self.ids[places], bounds=bounds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpTable:
+class OpTable(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded CPU-side ops, one row per call, in file order."""
 
     signature: npt.NDArray[np.uint32]
@@ -155,8 +153,7 @@ class OpTable:
         return len(self.signature)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTable:
+class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
     """Work on the device (kernels, memory copies and sets), one row per launch, in file order."""
 
     name: npt.NDArray[np.uint32]
@@ -185,8 +182,7 @@ KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset", "task")
 """Categories of device work; "task" is an NPU's device row, which its profiler does not categorise further."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphLaunches:
+class GraphLaunches(msgspec.Struct, frozen=True, kw_only=True):
     """Launches of captured CUDA or HIP graphs, sorted by time.
 
     Each launch runs several kernels whose ops are not in the file.
@@ -205,8 +201,7 @@ class GraphLaunches:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeCalls:
+class RuntimeCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Named calls into the runtime or driver, in file order; they are read only on request."""
 
     names: tuple[str, ...]
@@ -220,8 +215,7 @@ class RuntimeCalls:
     track: npt.NDArray[np.integer]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annotation:
+class Annotation(msgspec.Struct, frozen=True, kw_only=True):
     """A named interval marked by the user or a framework (ProfilerStep#3, execute_..., nccl:all_reduce)."""
 
     name: str
@@ -401,8 +395,7 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Reason ("invalid UTF-8", "NaN", "unescaped quote", ...) → number of repaired events."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceInfo:
+class TraceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the whole run; None if the file does not record them."""
 
     path: str
@@ -412,7 +405,7 @@ class TraceInfo:
     """Number of bytes of the file after decompression."""
     events: int
     """Number of entries of traceEvents."""
-    events_by_category: dict[str, int] = field(default_factory=dict[str, int])
+    events_by_category: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     metadata_level: MetadataLevel = "none"
     era: str | None = None
     """Letter of the trace format (see the trace-format documentation), inferred from features."""
@@ -450,8 +443,7 @@ class TraceInfo:
     """Number of processes in the file from which `process` was taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """One profile, read and linked; the input of all analyses."""
 
     info: TraceInfo
@@ -496,8 +488,7 @@ class KernelKind(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelDetails:
+class KernelDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a kernel table, assigned to the rows of `Trace.kernels` that they describe."""
 
     kinds: tuple[KernelKind, ...]

@@ -12,7 +12,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -63,13 +62,12 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     """Parts of the old file that could not be read, by reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The time spans whose events are written."""
 
     spans: tuple[Span, ...] = ()
     """Spans that apply to all threads."""
-    of_threads: Mapping[tuple[str, str], tuple[Span, ...]] = field(
+    of_threads: Mapping[tuple[str, str], tuple[Span, ...]] = msgspec.field(
         default_factory=dict[tuple[str, str], tuple[Span, ...]]
     )
     """Spans that apply to one thread, by (pid, tid) as text."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from opreplay.initializers import fill
@@ -71,8 +71,7 @@ class IndexRule(CustomInit):
         check_histogram(options, read_histogram)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthDistribution:
+class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution of context lengths, used if the trace does not give each length."""
 
     kind: str = "max"

@@ -5,8 +5,7 @@ Sampling and layouts run on the CPU, so that every device gets the same routing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import torch
 
@@ -116,8 +115,7 @@ def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch
     return _rows(drawn / drawn.sum(-1, keepdim=True), tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sorted:
+class Sorted(msgspec.Struct, frozen=True, kw_only=True):
     """Routed (token, slot) pairs, as token · topk + slot, sorted by expert; each expert is padded to whole blocks."""
 
     positions: torch.Tensor

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,8 +15,7 @@ from opreplay.initializers.draws.argument_names import CACHES, LISTS, page_size
 from opreplay.initializers.draws.sequences import Batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """A paged cache."""
 
     blocks: int

@@ -7,8 +7,7 @@ stored. Everything runs on the CPU, so that every device gets the same batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import torch
 
 from opreplay.initializers.base import BatchLengths
@@ -22,8 +21,7 @@ UNRECORDED = "context lengths are not recorded"
 """Start of the notes on sequences whose number of cached tokens neither an annotation nor an argument gives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Room(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on a batch that follow from the shapes of a call."""
 
     sequences: int
@@ -37,8 +35,7 @@ class Room:
     """Whether the op uses a cache that is not among its arguments, so that its size is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Lengths of all sequences, and the assumptions behind them. Decode sequences come first, as in vLLM."""
 
     query: torch.Tensor
@@ -91,8 +88,7 @@ def make_batch(
     return Batch(query=query, kv=kv, assumed="; ".join(("from the iteration's batch", *notes)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Phase:
+class _Phase(msgspec.Struct, frozen=True, kw_only=True):
     """Totals over the sequences of one phase (decode or prefill); unknown ones are None."""
 
     sequences: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from opreplay.initializers import fill
@@ -16,8 +16,7 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 Fill = Callable[[torch.Tensor, torch.Generator], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
+class Between(msgspec.Struct, frozen=True):
     """Function that fills a tensor uniformly from [low, high), a range well inside the domain of the op."""
 
     low: float

@@ -11,9 +11,10 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from opreplay.traces.errors import FormatError
 from opreplay.traces.folders import open_regular
@@ -50,8 +51,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 """Dtype name in the format → name in torch and bytes per element. Dtypes smaller than a byte are not supported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
     """Position, shape and dtype of one tensor in a file."""
 
     dtype: str

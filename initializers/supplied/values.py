@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from opreplay.initializers import fill
@@ -24,8 +24,7 @@ RECORDED = "recorded values"
 """Description of arguments with supplied values in results."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Argument that a tensor of the file is copied to."""
 
     key: str

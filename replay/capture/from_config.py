@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
@@ -31,8 +31,7 @@ Mla = Literal["absorbed", "expanded"]
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a model's inputs, and how the model is split over ranks."""
 
     phase: ModelPhase = "prefill"

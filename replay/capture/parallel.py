@@ -8,10 +8,10 @@ next by rows, with an all-reduce of the result. Embedding and head are split by 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import msgspec
 import torch
 
 from opreplay.replay.capture.experts import is_experts, share_experts
@@ -26,8 +26,7 @@ WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", 
 _REDUCE = torch.ops._c10d_functional
 
 
-@dataclass(slots=True)
-class Stage:
+class Stage(msgspec.Struct):
     """A pipeline stage: consecutive layers of a model, which one group of tensor-parallel ranks runs."""
 
     number: int

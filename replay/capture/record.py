@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
@@ -33,8 +32,7 @@ _cached_functions: WeakSet[Any] = WeakSet()
 """All cached functions seen so far. They are stored because gc does not list objects that `gc.freeze` has set aside."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """The results of running a step under the recorder."""
 
     recorder: Recorder
@@ -45,7 +43,7 @@ class Recording:
     step: Step
     notes: tuple[str, ...] = ()
     """Assumptions about values."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
     """Fields of `Capture` (about the step) that the run determined."""
 
 

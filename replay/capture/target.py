@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.capture.config_file import PREFIX, config_fields, config_file
 from opreplay.replay.ir.captured import Via
@@ -19,8 +20,7 @@ from opreplay.traces.errors import UsageError
 FORM = "Write FILE.py:make, where make() returns (callable, args) or (module, inputs, {...}): docs/capture.md."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What a capture runs: a function that makes a step, with facts about it."""
 
     make: Callable[[], Any]

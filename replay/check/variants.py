@@ -7,7 +7,6 @@ op could accept it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -182,7 +181,7 @@ def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) 
         for multiplied in _multiplied(sizes, group) if mapping is unrelated else ():
             alternatives += _mapped(case, kind, multiplied)
         small = tuple(other for other in alternatives if other not in resized and elements(other) <= MOST_INSTEAD)
-        yield from (dataclasses.replace(variant, instead=small) for variant in resized if _few(variant))
+        yield from (msgspec.structs.replace(variant, instead=small) for variant in resized if _few(variant))
 
 
 def _few(case: Case) -> bool:
@@ -229,7 +228,7 @@ def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterato
     rounded = [[-(-count // step) * step for count in columns] for step in STEPS]
     instead = tuple(other for counts in rounded for other in _grown(case, kind, mapping, size, counts))
     for variant in _grown(case, kind, mapping, size, columns):
-        yield dataclasses.replace(variant, instead=instead)
+        yield msgspec.structs.replace(variant, instead=instead)
 
 
 def long_columns(case: Case) -> Iterator[Case]:
@@ -286,7 +285,7 @@ def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Ca
         large = with_rows(MANY_ROWS, most_columns)
         if _bytes(large.op.args) <= MANY_BYTES:
             smaller = with_rows(MANY_ROWS >> 6, most_columns), with_rows(MANY_ROWS >> 4, most_columns)
-            yield dataclasses.replace(large, smaller=smaller)
+            yield msgspec.structs.replace(large, smaller=smaller)
             return
 
 
@@ -294,7 +293,7 @@ def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: 
     """Yield the case with `size` replaced by the last of `sizes`; the other `sizes` give its smaller cases."""
     for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
         smaller = tuple(small for few in sizes[:-1] for small in _mapped(case, kind, {**mapping, size: few}))
-        yield dataclasses.replace(large, smaller=smaller)
+        yield msgspec.structs.replace(large, smaller=smaller)
 
 
 def share_tensors(case: Case) -> Iterator[Case]:
@@ -437,7 +436,7 @@ def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
     for arg in spec.args if rank and _bytes(higher.op.args) <= MOST_BYTES else ():
         if arg.kind == "int" and arg.name.startswith(AXES):
             for other in _with_other(higher, spec, arg, ()):
-                yield dataclasses.replace(other, kind=f"{higher.kind}, {other.kind}")
+                yield msgspec.structs.replace(other, kind=f"{higher.kind}, {other.kind}")
 
 
 def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) -> Iterator[Case]:
@@ -503,7 +502,7 @@ def vary_values(case: Case) -> Iterator[Case]:
     """Yield the case with other values: large, far from zero, small, zeros of both signs, NaN and infinities."""
     if any("float" in meta.dtype for meta in _tensors(case)):
         for values, kind in VALUES.items():
-            yield dataclasses.replace(case, kind=kind, values=values)
+            yield msgspec.structs.replace(case, kind=kind, values=values)
 
 
 def primes_of(case: Case) -> Case:
@@ -515,7 +514,7 @@ def primes_of(case: Case) -> Case:
     if not resized:
         return case
     *related, unrelated = resized
-    return dataclasses.replace(unrelated, instead=(*unrelated.instead, *related))
+    return msgspec.structs.replace(unrelated, instead=(*unrelated.instead, *related))
 
 
 def other_sizes(case: Case, count: int) -> list[Case]:
@@ -695,7 +694,7 @@ def replace_dtype(case: Case, dtype: str, kind: str | None = None) -> Case:
         return msgspec.structs.replace(meta, dtype=dtype) if meta.dtype == main else meta
 
     variant = replaced(case, kind or dtype, tuple(_each(arg, retyped) for arg in case.op.args))
-    return dataclasses.replace(variant, instead=tuple(replace_dtype(other, dtype, kind) for other in case.instead))
+    return msgspec.structs.replace(variant, instead=tuple(replace_dtype(other, dtype, kind) for other in case.instead))
 
 
 def broadcast(case: Case) -> Iterator[Case]:

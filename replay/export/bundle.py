@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ SOURCE = "bundle"
 """Name that replaces the trace's name in the plan."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """One op that is not in the bundle."""
 
     name: str
@@ -52,8 +50,7 @@ class LeftOut:
         return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARY_OF.keys())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a bundle's files."""
 
     plan: ReplayPlan
@@ -65,12 +62,12 @@ class Bundle:
     """Op id → an equivalent op with its inputs, for devices that have no kernel for the recorded op."""
     left_out: tuple[LeftOut, ...]
     keeps_names: bool
-    executors: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    executors: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict[str, dict[str, Any]])
     """Op id → function in a plugin's file that runs the op: file, name and line, and whether the function takes lists.
     """
-    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    files: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
     """Plugin files by name."""
-    namespaces: dict[str, str] = field(default_factory=dict[str, str])
+    namespaces: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Namespace → file that registers the torch ops of a plugin."""
 
     def to_json(self) -> bytes:

@@ -13,7 +13,6 @@ import math
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,7 @@ MOST_TENSORS = 64
 _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """An op that the format cannot express."""
 
     id: str
@@ -64,8 +62,7 @@ class LeftOut:
     device_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """The files, and the ops that are not in them."""
 
     files: dict[str, bytes]
@@ -86,8 +83,7 @@ class Exported:
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
+class _Form(msgspec.Struct, frozen=True, kw_only=True):
     """One call in the form of its definition."""
 
     op: ReplayOp
@@ -110,11 +106,10 @@ MOST_NAME = 120
 """Maximum number of characters in a definition's name, which is also its file name."""
 
 
-@dataclass(slots=True)
-class _Names:
+class _Names(msgspec.Struct):
     """A set of names in use."""
 
-    used: set[str] = field(default_factory=set[str])
+    used: set[str] = msgspec.field(default_factory=set[str])
 
     def take(self, wanted: str) -> str:
         """Return the name, with a number appended if it is already in use."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import zlib
 from contextlib import suppress
 from hashlib import blake2b
@@ -61,6 +60,8 @@ def store(key: str, value: bytes) -> None:
     packed = zlib.compress(value, 1)
     if len(packed) > MAX_BYTES // 4:
         return
+    import tempfile  # late: it loads ten modules, and most commands only read
+
     with suppress(OSError):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-", suffix=_SUFFIX)
         try:

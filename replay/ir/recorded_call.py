@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
+
+import msgspec
 
 from opreplay.traces.dtypes import (
     ABSENT_TYPES,
@@ -59,8 +60,7 @@ Memory = tuple[int, int | None]
 _OWN_MEMORY: Memory = (0, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedArg:
+class RecordedArg(msgspec.Struct, frozen=True, kw_only=True):
     """One argument as recorded."""
 
     kind: Kind

@@ -8,8 +8,9 @@ the same events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.records import (
@@ -31,15 +32,13 @@ Sum = TraceResult | JobResult | SequenceResult
 """A record computed from all results."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The ops of the run are known; no op has run yet."""
 
     plan: ReplayPlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(msgspec.Struct, frozen=True, kw_only=True):
     """The host and the device are ready; the first op is next."""
 
     record: Header | Resumed
@@ -50,8 +49,7 @@ class Started:
     """Results of the earlier run that are reused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a run: one event before each op, and a last one without a current op."""
 
     done: int
@@ -65,8 +63,7 @@ class Progress:
     """Whether the time budget will probably be used up before the last op."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     """The predictions for one op, and why some are missing."""
 
     op: ReplayOp
@@ -78,32 +75,28 @@ class Predicted:
     """Errors that replace predictions: errors of the user's functions, and internal errors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """An op was measured, or ran as part of a sequence."""
 
     op: ReplayOp
     result: OpResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     """An op was not run; `result` has the reason."""
 
     op: ReplayOp
     result: OpResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """An op, or the process for it, was started but yielded no time; `result` has the reason."""
 
     op: ReplayOp
     result: OpResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The run is over."""
 
     summary: Summary

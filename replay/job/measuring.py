@@ -7,7 +7,6 @@ This module handles the order of events, time budgets and the summary. `execute`
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence, Set
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from time import monotonic
 
@@ -54,11 +53,10 @@ def no_sums(results: Sequence[OpResult]) -> Sequence[Sum]:
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class About(msgspec.Struct, frozen=True, kw_only=True):
     """Facts for the result file that come neither from the ops nor from the options."""
 
-    trace: dict[str, object] = field(default_factory=dict[str, object])
+    trace: dict[str, object] = msgspec.field(default_factory=dict[str, object])
     """Facts about the trace, for the header."""
     step: StepReport | None = None
     """Report of the recorded step that a sequence replays."""

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from opreplay.replay.job.events import Event, Predicted
 from opreplay.replay.results.records import Simulated
@@ -27,8 +28,7 @@ def no_prediction(op: ReplayOp) -> Predicted:
     return Predicted(op=op, simulated={})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpPredictor:
+class OpPredictor(msgspec.Struct, frozen=True, kw_only=True):
     """Predicts ops on several devices."""
 
     devices: Mapping[str, DeviceProfile]
@@ -77,11 +77,10 @@ def raise_errors(predict: Predict) -> Predict:
     return predict_or_raise
 
 
-@dataclass(slots=True)
-class Faults:
+class Faults(msgspec.Struct):
     """A consumer that collects internal errors and raises the first one at the end."""
 
-    by_op: dict[str, InternalError] = field(default_factory=dict[str, InternalError])
+    by_op: dict[str, InternalError] = msgspec.field(default_factory=dict[str, InternalError])
     """Op id → its first internal error."""
 
     def __call__(self, event: Event) -> None:

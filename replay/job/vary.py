@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step import Step, inversions
@@ -123,7 +124,7 @@ def vary_file(
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
     def captured(chosen: dict[str, int]) -> ReplayPlan:
-        return form(capture_target(replace(named, make=partial(named.make, **chosen)), options))
+        return form(capture_target(msgspec.structs.replace(named, make=partial(named.make, **chosen)), options))
 
     wanted = {_name(chosen): chosen for chosen in _combined(sizes)}
     rows, notes = _rows(wanted, captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices, tell)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from os import register_at_fork
 from pkgutil import walk_packages
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from opreplay.initializers.base import InitializerError
 from opreplay.replay import ops as room
@@ -72,8 +73,7 @@ COUNTERS: dict[str, str] = {
 """Initializer, or "initializer role" → function in `ops.work` that counts the work caused by the filled arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """One schema version of a vendor op and the plain torch function that computes it."""
 
     name: str
@@ -93,9 +93,9 @@ class Reference:
     """Assumptions that `run` makes because no argument contains the information."""
     random: bool = False
     """Whether `run` uses torch's random numbers."""
-    renames: Mapping[str, str] = field(default_factory=dict[str, str])
+    renames: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Argument of `run` → its name in the schema, or "name.attribute" or "name.method()" of a schema argument."""
-    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    fixed: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Argument of `run` → its fixed value in this op."""
     into: tuple[str, ...] = ()
     """Arguments to which the results of `run` are written, in order."""
@@ -109,8 +109,7 @@ class Reference:
         return [*self.into, *(name.partition(".")[0] for name in names)]
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """All table entries of one op."""
 
     name: str
@@ -126,13 +125,13 @@ class Row:
     """Variant of the initializer for this op, if the initializer has several."""
     like: str = ""
     """Op whose reference implementation this op also uses."""
-    renames: dict[str, str] = field(default_factory=dict[str, str])
+    renames: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Argument of `like` → its name in this op, "name.attribute" of an argument of this op, or a constant."""
     into: str = ""
     """Comma-separated arguments to which the results of `like` are written."""
-    declared: list[Reference] = field(default_factory=list["Reference"])
+    declared: list[Reference] = msgspec.field(default_factory=list["Reference"])
     """References declared so far: those whose modules are imported and whose `declarations` have run."""
-    declarations: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    declarations: list[Callable[[], object]] = msgspec.field(default_factory=list[Callable[[], object]])
     """Functions that add to `declared`; they read a function's source, so they run only when the op is requested."""
 
     @property
@@ -165,7 +164,7 @@ class Row:
 
 
 _rows: dict[str, Row] = {}
-_patterns: dict[re.Pattern[str], Cost] = {}
+_patterns: dict[str, Cost] = {}
 
 
 def row(name: str) -> Row:
@@ -255,7 +254,7 @@ def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
     """
 
     def add(cost: Cost) -> Cost:
-        _patterns.update({re.compile(pattern): cost for pattern in patterns})
+        _patterns.update(dict.fromkeys(patterns, cost))
         return cost
 
     return add
@@ -317,13 +316,13 @@ def cost_of(name: str) -> Cost | None:
     load("families")
     by_name = (known.cost for spelled in spellings(name) if (known := _rows.get(spelled)) is not None)
     rule = next((cost for cost in by_name if cost is not None), None)
-    return rule or next((cost for pattern, cost in _patterns.items() if pattern.match(name)), None)
+    return rule or next((cost for pattern, cost in _patterns.items() if re.match(pattern, name)), None)
 
 
 def is_pattern(pattern: str) -> bool:
     """Check whether a built-in cost rule is declared for this regular expression."""
     load("families")
-    return any(known.pattern == pattern for known in _patterns)
+    return pattern in _patterns
 
 
 def _counter_name(known: Row) -> str:
@@ -359,6 +358,6 @@ def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work |
         return None
     with strict(f"work counter {counter.__name__} for {context.op}"):
         try:
-            return counter(replace(context, role=role_of(context.op)), lengths)
+            return counter(msgspec.structs.replace(context, role=role_of(context.op)), lengths)
         except InitializerError:
             return None

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
-from zipfile import is_zipfile
 
 import msgspec
 
@@ -126,7 +125,11 @@ def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
 
 def refuse_program(path: str) -> None:
     """Raise Malformed for a program of torch.export.save, from which `capture` can make a plan."""
-    if not path.endswith(".pt2") or not is_zipfile(path):
+    if not path.endswith(".pt2"):
+        return
+    from zipfile import is_zipfile
+
+    if not is_zipfile(path):
         return
     name = file_name(path)
     raise Malformed(

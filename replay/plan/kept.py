@@ -28,6 +28,7 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.model import OpSignature
 
 if TYPE_CHECKING:
     from opreplay.replay.ops.work.expected import ExpectedContents
@@ -141,6 +142,9 @@ def key_of(kind: str, *values: Any) -> str | None:
     return hasher.hexdigest()
 
 
+_SIGNATURE = tuple(field.name for field in dataclasses.fields(OpSignature))
+
+
 def _feed(hasher: Any, value: Any) -> None:
     """Add every part of a value to the hash; raises TypeError for values without a canonical form."""
     hasher.update(f"<{type(value).__name__}>".encode())
@@ -154,10 +158,11 @@ def _feed(hasher: Any, value: Any) -> None:
         for name, part in sorted(vars(value).items()):
             hasher.update(name.encode())
             _feed(hasher, part)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            hasher.update(field.name.encode())
-            _feed(hasher, getattr(value, field.name))
+    elif isinstance(value, msgspec.Struct | OpSignature):
+        names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else _SIGNATURE
+        for name in names:
+            hasher.update(name.encode())
+            _feed(hasher, getattr(value, name))
     else:
         # The name of a file may hold bytes that no JSON takes.
         body = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else msgspec.msgpack.encode(value)

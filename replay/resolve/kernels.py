@@ -7,8 +7,9 @@ torch says which kernels exist (`host.dispatcher`); the equivalents are in `ops.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
+
+import msgspec
 
 from opreplay.replay.host.dispatcher import has_computed_kernel
 from opreplay.replay.ir.model import Reason, Value
@@ -29,15 +30,17 @@ def way_on(
     """
     form = legacy_form(name, spec.overload)
     if form is not None:
-        return replace(overloads, resolved_by="equivalent", via=form.via)
+        return msgspec.structs.replace(overloads, resolved_by="equivalent", via=form.via)
     if not device_has_kernels(device):
         return overloads
     kernel = has_kernel(spec, device)
     equivalent = equivalent_for(name, dtypes, values, has_kernel=kernel, device=device)
     if equivalent is not None:
-        return replace(overloads, resolved_by="equivalent", via=equivalent.via)
+        return msgspec.structs.replace(overloads, resolved_by="equivalent", via=equivalent.via)
     if not kernel:
-        return replace(overloads, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}"))
+        return msgspec.structs.replace(
+            overloads, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}")
+        )
     return overloads
 
 

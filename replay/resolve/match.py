@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
@@ -36,8 +37,7 @@ _SCALAR_LISTS = ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]")
 _IMPOSSIBLE = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(msgspec.Struct, frozen=True, kw_only=True):
     """An overload and the cost of using it for a recorded call; 0 is an exact fit."""
 
     spec: OpSpec
@@ -86,7 +86,7 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
         ]
         valid = list(recorded)
         for place, _, _ in codes:
-            valid[place] = replace(valid[place], value=0)
+            valid[place] = msgspec.structs.replace(valid[place], value=0)
         fit = match_overload(spec, valid) if codes else None
         if fit is not None and not fit.skipped and (match is None or fit.cost < match.cost):
             _, arg, code = codes[0]

@@ -13,10 +13,11 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema, registered_in, registered_ops
 from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
@@ -46,8 +47,7 @@ _verdicts: dict[str, Reason | None] = {}
 _imported: dict[str, tuple[str, ...]] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class Candidates(msgspec.Struct, frozen=True, kw_only=True):
     """The callable overloads of a name, or a Python function, and how they were found; or why there are none."""
 
     specs: tuple[OpSpec, ...] = ()
@@ -82,7 +82,7 @@ def candidates(name: str, policy: Policy) -> Candidates:
         known = ", ".join(sorted({spec.torch_name for spec in overloads.specs}))
         why = f"{namespace}::{op} has no overload {overload} here, but {known}"
         return Candidates(reason=Reason("library missing", why))
-    return replace(overloads, specs=exact)
+    return msgspec.structs.replace(overloads, specs=exact)
 
 
 def _lookup(name: str, policy: Policy) -> Candidates:

@@ -7,7 +7,6 @@ Finds schemas by name in the dispatcher's table. `policy` decides what may be ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -38,8 +37,7 @@ _KINDS = {
 """Text of a schema type, without Optional and List → type name in the IR."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArgSpec:
+class ArgSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One argument of an overload."""
 
     name: str
@@ -60,8 +58,7 @@ class ArgSpec:
     out: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpSpec:
+class OpSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One overload of one op."""
 
     name: str

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -76,6 +75,8 @@ def log_error(in_order: Sequence[float]) -> float | None:
     """
     if len(in_order) < 2 * BATCHES:
         return None
+    import statistics  # late: it loads fractions, decimal and random, and most commands measure nothing
+
     edges = [len(in_order) * i // BATCHES for i in range(BATCHES + 1)]
     logs = [math.log(max(statistics.median(in_order[a:b]), 1e-12)) for a, b in pairwise(edges)]
     return statistics.stdev(logs) / math.sqrt(BATCHES)

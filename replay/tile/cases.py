@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -23,13 +22,12 @@ MOST_DEFAULT = 520
 """Largest size of the default set: larger than a block in most settings, but still quick to run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A program with concrete arguments."""
 
     program: Program
     arguments: Mapping[str, Any]
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     checked_only: bool = False
     """Whether the case is from the default set, which only checks values."""
 
@@ -126,7 +124,9 @@ def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, .
     for case in cases:
         swept = {name: each for name, each in values.items() if name in case.program.settings}
         for combination in itertools.product(*swept.values()):
-            out.append(replace(case, settings={**case.settings, **dict(zip(swept, combination, strict=True))}))
+            out.append(
+                msgspec.structs.replace(case, settings={**case.settings, **dict(zip(swept, combination, strict=True))})
+            )
     if len(out) > MOST_CASES:
         raise UsageError(f"more than {MOST_CASES:,} combinations", hint="Use fewer settings.")
     return tuple(out)
@@ -162,7 +162,11 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     """
     if program.checks:
         checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
-        return tuple(replace(_in_dtype(case, dtype), checked_only=True) for case in checks for dtype in program.dtypes)
+        return tuple(
+            msgspec.structs.replace(_in_dtype(case, dtype), checked_only=True)
+            for case in checks
+            for dtype in program.dtypes
+        )
     metas = _tensors(base)
     sizes = list(dict.fromkeys(n for meta in metas for n in meta.shape if n != 1))
     cases = [
@@ -172,7 +176,7 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     if beyond and _float_dtype(metas) in program.dtypes:
         cases += [_resized(base, _pattern(sizes, (n, n))) for n in beyond]
         cases.append(_resized(base, _pattern(sizes, beyond[::-1])))
-    return tuple({case.text: replace(case, checked_only=True) for case in cases}.values())
+    return tuple({case.text: msgspec.structs.replace(case, checked_only=True) for case in cases}.values())
 
 
 def _tensors(case: Case) -> list[TensorMeta]:
@@ -215,7 +219,7 @@ def _resized(base: Case, sizes: Mapping[int, int]) -> Case:
         else value
         for name, value in base.arguments.items()
     }
-    return replace(base, arguments=arguments)
+    return msgspec.structs.replace(base, arguments=arguments)
 
 
 def _in_dtype(base: Case, dtype: str) -> Case:
@@ -227,7 +231,7 @@ def _in_dtype(base: Case, dtype: str) -> Case:
         else value
         for name, value in base.arguments.items()
     }
-    return replace(base, arguments=arguments)
+    return msgspec.structs.replace(base, arguments=arguments)
 
 
 MOST_TRIED = 300

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
+
+import msgspec
 
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -43,8 +44,7 @@ VALUE_DEVICE = "910b3"
 """Device on whose cores values are computed if no device is given; all 910B and 910C have the same memory limits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """The result of checking one case's values."""
 
     same: bool

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
+
+import msgspec
 
 from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -39,8 +40,7 @@ PIPE_NAMES = {
 Bound_ = Literal["launch", "cube", "vector", "mte1", "mte2", "mte3", "fixpipe", "scalar", "hbm", "l2", "waiting"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineTime:
+class LineTime(msgspec.Struct, frozen=True, kw_only=True):
     """Busy microseconds of one line of the source on one pipe of the busiest core."""
 
     file: str
@@ -49,8 +49,7 @@ class LineTime:
     busy_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeSpan:
+class PipeSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One instruction of the busiest core with its times."""
 
     name: str
@@ -60,8 +59,7 @@ class PipeSpan:
     dur_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TileTime:
+class TileTime(msgspec.Struct, frozen=True, kw_only=True):
     """The predicted time of one case on one device."""
 
     time_us: float
@@ -92,7 +90,7 @@ class TileTime:
     outside: str = ""
     """How the case differs from the measured cases if it is far from all of them; "" otherwise."""
     lines: tuple[LineTime, ...] = ()
-    spans: tuple[PipeSpan, ...] = field(default=(), repr=False)
+    spans: tuple[PipeSpan, ...] = ()
 
 
 def launch_us(device: DeviceProfile, runs: CoreRuns) -> float:
@@ -100,8 +98,7 @@ def launch_us(device: DeviceProfile, runs: CoreRuns) -> float:
     return device.pipes.start_us + device.pipes.start_core_us * (runs.cores * (3 if runs.mixed else 1) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Demand:
+class _Demand(msgspec.Struct, frozen=True):
     """Data moved by all cores together."""
 
     missing: dict[str, float]

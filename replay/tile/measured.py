@@ -7,10 +7,11 @@ import csv
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast, get_args
+
+import msgspec
 
 from opreplay.replay.ascend.cost.predict import LEAST_EXTRAPOLATED
 from opreplay.replay.ascend.devices.file import load_device
@@ -57,8 +58,7 @@ They give an 80 % band if the spread itself is only estimated from a few cases.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a table of measured times."""
 
     place: str
@@ -73,8 +73,7 @@ class Row:
     time_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """A measured case with its prediction, for the L2 state and number of cores of the measurement."""
 
     case: Case
@@ -93,8 +92,7 @@ class Compared:
         return self.predicted_us / self.measured_us - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The calibration of a program's predictions on one device by measured times."""
 
     program: str
@@ -108,9 +106,9 @@ class Calibration:
     """Logarithm of the 80 % band's factor, for the measured L2 state with the smallest spread."""
     refused: str = ""
     """Reason why there is no calibration; "" if there is one."""
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    ranges: Mapping[str, tuple[float, float]] = msgspec.field(default_factory=dict[str, tuple[float, float]])
     """Size, integer setting, cores used or predicted time → lowest and highest measured value."""
-    kinds: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    kinds: Mapping[str, Collection[str]] = msgspec.field(default_factory=dict[str, Collection[str]])
     """Name of a tensor, string or flag → measured dtypes and layouts, or measured values."""
 
 
@@ -216,18 +214,20 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
     calibration = Calibration(program=program.name, soc=device.name, compared=tuple(compared), cases=cases)
     if cases < LEAST_CASES:
         text = f"measured {'once' if cases == 1 else 'twice'}" if cases else "not measured there"
-        return replace(calibration, refused=f"{text}: {LEAST_CASES} different cases are needed")
+        return msgspec.structs.replace(calibration, refused=f"{text}: {LEAST_CASES} different cases are needed")
     centre, others, width = _leave_one_out(logs_by_case)
-    calibration = replace(
+    calibration = msgspec.structs.replace(
         calibration,
         compared=tuple(
-            replace(row, held_out_error=math.exp(others[row.case.text]) * row.predicted_us / row.measured_us - 1)
+            msgspec.structs.replace(
+                row, held_out_error=math.exp(others[row.case.text]) * row.predicted_us / row.measured_us - 1
+            )
             for row in compared
         ),
     )
     if refused := _refusal(centre, width, device.families["Unknown"].band):
-        return replace(calibration, refused=refused)
-    return replace(
+        return msgspec.structs.replace(calibration, refused=refused)
+    return msgspec.structs.replace(
         calibration, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_categories_measured(bounds)
     )
 
@@ -376,7 +376,7 @@ def with_measured(
     if beyond:
         wide = max(band, device.families["Unknown"].band, LEAST_EXTRAPOLATED)
         low, high = min(time.time_us, time_us) / wide, max(time.time_us, time_us) * wide
-    return replace(
+    return msgspec.structs.replace(
         _scaled(time, known.factor),
         low_us=low,
         high_us=high,
@@ -387,7 +387,7 @@ def with_measured(
 
 def _scaled(time: TileTime, factor: float) -> TileTime:
     """Return the same schedule with all times multiplied by `factor`."""
-    return replace(
+    return msgspec.structs.replace(
         time,
         time_us=time.time_us * factor,
         overlapped_us=time.overlapped_us * factor,
@@ -395,8 +395,11 @@ def _scaled(time: TileTime, factor: float) -> TileTime:
         launch_us=time.launch_us * factor,
         hbm_us=time.hbm_us * factor,
         l2_us=time.l2_us * factor,
-        lines=tuple(replace(line, busy_us=line.busy_us * factor) for line in time.lines),
-        spans=tuple(replace(span, start_us=span.start_us * factor, dur_us=span.dur_us * factor) for span in time.spans),
+        lines=tuple(msgspec.structs.replace(line, busy_us=line.busy_us * factor) for line in time.lines),
+        spans=tuple(
+            msgspec.structs.replace(span, start_us=span.start_us * factor, dur_us=span.dur_us * factor)
+            for span in time.spans
+        ),
         factor=factor,
     )
 

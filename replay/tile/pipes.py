@@ -7,9 +7,10 @@ Each pipe runs its instructions in order. Data dependencies connect the pipes. R
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import gcd, lcm
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import FIXP, MTE3, SCALAR, Advance, Instruction, Part, Repeat, Step
@@ -25,8 +26,7 @@ Pipe = tuple[str, str]
 """(core of the group, pipe)."""
 
 
-@dataclass(slots=True)
-class Traffic:
+class Traffic(msgspec.Struct):
     """Costs of accessing GM: the effects of the L2 state and of the demand of all cores on each path."""
 
     missing: Mapping[str, float]
@@ -36,8 +36,7 @@ class Traffic:
     slow_hbm: float = 1.0
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """One instruction with its start and end, in cycles."""
 
     instruction: Instruction
@@ -45,18 +44,17 @@ class Span:
     end: float
 
 
-@dataclass(slots=True)
-class Schedule:
+class Schedule(msgspec.Struct):
     """Times at which the pipes of a group work, in cycles."""
 
     end: float = 0.0
-    busy: dict[Pipe, float] = field(default_factory=dict[Pipe, float])
+    busy: dict[Pipe, float] = msgspec.field(default_factory=dict[Pipe, float])
     """Cycles in which each pipe is occupied or waits for memory."""
-    occupied: dict[Pipe, float] = field(default_factory=dict[Pipe, float])
+    occupied: dict[Pipe, float] = msgspec.field(default_factory=dict[Pipe, float])
     """Cycles of each pipe's instructions back to back, with latencies hidden."""
-    by_place: dict[int, float] = field(default_factory=dict[int, float])
+    by_place: dict[int, float] = msgspec.field(default_factory=dict[int, float])
     """Busy cycles of each place in the source."""
-    spans: list[Span] = field(default_factory=list[Span])
+    spans: list[Span] = msgspec.field(default_factory=list[Span])
     """The first instructions with their times, for timelines."""
     averaged: int = 0
     """Number of loop repetitions that did not reach a steady state, so their mean was used."""

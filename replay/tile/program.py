@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from opreplay.initializers.user_code import place_of, shown_place
 from opreplay.traces.errors import OpReplayError, UsageError
@@ -17,8 +18,7 @@ Value = TensorMeta | float | int | bool | str | None
 FLOATS = ("float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """An argument of a program."""
 
     name: str
@@ -28,8 +28,7 @@ class Parameter:
     required: bool = True
 
 
-@dataclass(slots=True, kw_only=True)
-class Program:
+class Program(msgspec.Struct, kw_only=True):
     """A kernel written with tiles: its function, its op, and the reference for its values."""
 
     op: str
@@ -47,8 +46,8 @@ class Program:
     """Function that takes random inputs and numbers and returns tensors to replace inputs when values are checked."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
-    tolerance: Mapping[str, float] = field(default_factory=dict[str, float])
-    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    tolerance: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
+    choices: Mapping[str, Sequence[Any]] = msgspec.field(default_factory=dict[str, Sequence[Any]])
     """Setting → values that --tune tries."""
     when: Callable[..., bool] | None = None
     arguments: Callable[..., Mapping[str, Any]] | None = None
@@ -96,8 +95,7 @@ class Program:
         return results[0] if len(results) == 1 else results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """A program with arguments and settings: everything that its time depends on, except the device."""
 
     program: Program

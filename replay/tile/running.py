@@ -7,10 +7,11 @@ import gc
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import Part
@@ -44,8 +45,7 @@ def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int |
     return min(there, wanted) if wanted else there
 
 
-@dataclass(slots=True)
-class CoreRuns:
+class CoreRuns(msgspec.Struct):
     """A program run on cores without values: the work of each distinct core, and how many cores do that work."""
 
     kind: Kind
@@ -120,7 +120,7 @@ def _surveyed(core: TileCore) -> CoreRuns:
         blocks = [parts[key] for key in mine]
         steps = [*survey.before, Part([], (), survey.uses), *blocks, *after]
         left_out = len(blocks) + sum(sum(block.times) for block in blocks)
-        classes.append((count, replace(recording, steps=steps, left_out=left_out, index_seen=False)))
+        classes.append((count, msgspec.structs.replace(recording, steps=steps, left_out=left_out, index_seen=False)))
     return CoreRuns(core.kind, used, classes)
 
 

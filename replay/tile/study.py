@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResult:
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one case on one device."""
 
     case: Case
@@ -76,8 +74,7 @@ class CaseResult:
         return self.error is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Study(msgspec.Struct, frozen=True, kw_only=True):
     """All cases of a file: requested cases first, then the default set."""
 
     results: tuple[CaseResult, ...]
@@ -112,8 +109,7 @@ def _within(file: Path, place: Path) -> bool:
     return file == place or place in file.parents
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Options that say what to evaluate."""
 
     cases: Sequence[str] = ()
@@ -128,7 +124,9 @@ class Wanted:
     """Whether all loop iterations are run for the time, including those that repeat others."""
     measured: Path | None = None
     """Table of measured times: its cases are evaluated too, and it calibrates other predictions."""
-    calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict[tuple[str, str], Calibration])
+    calibrations: Mapping[tuple[str, str], Calibration] = msgspec.field(
+        default_factory=dict[tuple[str, str], Calibration]
+    )
     """(program, device) → calibration; set by `study`."""
     inputs: Mapping[str, Any] | None = None
     """Argument → tensor for the requested cases; missing inputs are random."""
@@ -146,7 +144,7 @@ def study(
     says so. Raises UsageError for invalid cases, sizes or settings.
     """
     rows = read_times(wanted.measured) if wanted.measured is not None else ()
-    wanted = replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
+    wanted = msgspec.structs.replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
     measured = _measured(devices, wanted) if rows else []
     asked = _asked_cases(known, wanted, required=not measured)
     looked = [*_look_at_asked(asked, devices, wanted, on_step), *measured]
@@ -192,7 +190,7 @@ def _with_inputs(cases: Sequence[Case], known: Sequence[Program], inputs: Mappin
             f"no kernel has the inputs {', '.join(metas)}",
             hint="Pass tensors by argument name; numbers go into --case.",
         )
-    return tuple(replace(case, arguments=metas | dict(case.arguments)) for case in bases)
+    return tuple(msgspec.structs.replace(case, arguments=metas | dict(case.arguments)) for case in bases)
 
 
 def _swept(asked: Sequence[Case], wanted: Wanted) -> tuple[Case, ...]:
@@ -260,12 +258,12 @@ def _calibrations(
 def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[CaseResult]:
     """Predict the times of the measured cases, with the cores and L2 state of the measurement; run no values."""
     return [
-        replace(
+        msgspec.structs.replace(
             _look(
                 comparison.case,
                 soc,
                 devices[soc],
-                replace(wanted, state=state_of(comparison.l2), cores=comparison.cores),
+                msgspec.structs.replace(wanted, state=state_of(comparison.l2), cores=comparison.cores),
                 "a measured case, for its time",
             ),
             measured=comparison,
@@ -321,9 +319,9 @@ def _look(
     try:
         time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep, every=wanted.every)
     except TileError as error:
-        return replace(outcome, error=outcome.error or _broken(error))
+        return msgspec.structs.replace(outcome, error=outcome.error or _broken(error))
     time = with_measured(time, bound, device, wanted.state, wanted.calibrations.get((case.program.name, soc)))
-    return replace(outcome, time=time, built_in_us=built_in(bound, device, wanted.state))
+    return msgspec.structs.replace(outcome, time=time, built_in_us=built_in(bound, device, wanted.state))
 
 
 def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted) -> CaseResult | None:
@@ -368,10 +366,10 @@ def _with_best_values(
                 values if isinstance(values, Broken) else _wrong_elsewhere(outcome.case, devices[outcome.soc], wanted)
             )
             if wrong is not None:
-                outcome = replace(outcome, error=wrong)
+                outcome = msgspec.structs.replace(outcome, error=wrong)
             else:
                 done.add(key)
-                outcome = replace(
+                outcome = msgspec.structs.replace(
                     outcome,
                     values=values if isinstance(values, Checked) else None,
                     note=values if isinstance(values, str) else "",

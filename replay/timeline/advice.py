@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.ir.advice import Advice, AdviceKind, AdviceList, Certainty
@@ -71,8 +71,7 @@ _LEVELS: tuple[Certainty, ...] = ("high", "medium", "low")
 _PRODUCTS = frozenset({"GEMM", "convolution", "attention"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
+class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the step to try."""
 
     kind: AdviceKind
@@ -199,11 +198,11 @@ def _candidates(names: Names, graph: StepGraph, step: StepReport, least_us: floa
     """
     device = "the device" if step.accelerator == "device" else f"the {step.accelerator}"
     for candidate in _of_host_work(names, graph, device, least_us):
-        yield replace(candidate, least_step_us=step.busy_us) if graph.on_device else candidate
+        yield msgspec.structs.replace(candidate, least_step_us=step.busy_us) if graph.on_device else candidate
     if not graph.on_device:
         return
     for candidate in _of_cudagraph(names, graph, device, "aclgraph" if step.accelerator == "NPU" else "cudagraph"):
-        yield replace(candidate, least_step_us=step.busy_us)
+        yield msgspec.structs.replace(candidate, least_step_us=step.busy_us)
     yield from _of_overlap(names, graph)
     yield from _of_fusion(names, graph)
     yield from _of_copies(names, graph)
@@ -303,7 +302,9 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
     merged = (first >= 0) & (first != np.arange(len(first)))
     kernels, runs = int(merged.sum()), len(np.unique(first[merged]))
     sums = np.bincount(first[first >= 0], weights=graph.nodes.dur_us[first >= 0], minlength=len(first))
-    worse = replace(edit, durations_us=np.where(edit.durations_us > 0.0, np.maximum(edit.durations_us, 0.0), 0.0))
+    worse = msgspec.structs.replace(
+        edit, durations_us=np.where(edit.durations_us > 0.0, np.maximum(edit.durations_us, 0.0), 0.0)
+    )
     heads = np.unique(first[merged])
     worse.durations_us[heads] = np.maximum(edit.durations_us[heads], 0.5 * sums[heads])
     yield _Candidate(
@@ -401,8 +402,7 @@ def _without_tasks(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calls:
+class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one op with one set of shapes; they launch only kernels."""
 
     text: str

@@ -7,10 +7,10 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.ir.labels import is_label
@@ -72,8 +72,7 @@ _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
 """Bytes per element of the floating-point types, by their names in traces."""
 
 
-@dataclass(slots=True)
-class Edited:
+class Edited(msgspec.Struct):
     """A step's graph with changed times."""
 
     graph: StepGraph
@@ -89,7 +88,7 @@ class Edited:
     """Mask of slices between ops that were already shortened because a removed call needs no Python time."""
     unchanged_us: Floats
     """Durations before any change: recorded or, on a simulated device, predicted."""
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[str] = msgspec.field(default_factory=list[str])
     """Assumptions made by the changes."""
     matched: int = 0
     """Number of device tasks, or of intervals of host time, that were changed."""
@@ -144,7 +143,7 @@ def apply_change(names: Names, graph: StepGraph, change: str, before: Edited | N
     Unmatched if the change matches nothing in the step.
     """
     before = Edited.unchanged(graph) if before is None else before
-    out = replace(
+    out = msgspec.structs.replace(
         before,
         durations_us=before.durations_us.copy(),
         lags_us=before.lags_us.copy(),
@@ -664,7 +663,11 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
         end[node] = free = start[node] + durations[node]
     step_us = step_length(graph, start, end, schedule.begin_us)
     as_it_is = slowed_schedule(graph, durations, lags)
-    return as_it_is if as_it_is.step_us < step_us else replace(schedule, start_us=start, end_us=end, step_us=step_us)
+    return (
+        as_it_is
+        if as_it_is.step_us < step_us
+        else msgspec.structs.replace(schedule, start_us=start, end_us=end, step_us=step_us)
+    )
 
 
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:

@@ -7,8 +7,8 @@ This module makes neither schedules nor predictions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.cost.sizes import total_bytes
@@ -30,8 +30,7 @@ An all-reduce reads and writes in each of its two halves.
 """
 
 
-@dataclass(slots=True)
-class Contention:
+class Contention(msgspec.Struct):
     """Demand of a step's tasks for HBM and links."""
 
     bytes_per_s: float
@@ -39,7 +38,7 @@ class Contention:
     """Share of each task's time in which it moves data to or from HBM."""
     rates: Floats
     """Bytes per second that each collective moves from and to HBM; 0 for other tasks."""
-    transports: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])
+    transports: dict[int, frozenset[str]] = msgspec.field(default_factory=dict[int, frozenset[str]])
     """Node of a collective → kinds of links that it uses ("HCCS", "RDMA")."""
 
     @classmethod
@@ -60,8 +59,7 @@ class Contention:
             self.rates[node] = TOUCHES.get(call.type, 2.0) * size / time_us * 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowed:
+class Slowed(msgspec.Struct, frozen=True, kw_only=True):
     """Durations that include the slowdown."""
 
     durations_us: Floats

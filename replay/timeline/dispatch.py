@@ -5,8 +5,7 @@ kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from opreplay.replay.ir.labels import is_label
@@ -57,8 +56,7 @@ def copies_of(trace: Trace, graph: StepGraph, *directions: str) -> Bools:
     return (nodes.kind == COPY) & (nodes.name >= 0) & found[np.maximum(nodes.name, 0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretches:
+class Stretches(msgspec.Struct, frozen=True, kw_only=True):
     """Host work of each thread, split at its launches."""
 
     of_node: Ints

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.ir.labels import is_label
@@ -43,8 +43,7 @@ _PROFILER = "torch/profiler/"
 """Substring of the file names of frames that exist only while the profiler runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWork:
+class HostWork(msgspec.Struct, frozen=True, kw_only=True):
     """Host work of one thread that launches nothing and does not wait for device work."""
 
     name: str

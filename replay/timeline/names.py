@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.ir.step import PYTHON
@@ -103,8 +103,7 @@ def op_parents(trace: Trace) -> Ints:
     return innermost_parent(trace.ops)
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
+class Ranges(msgspec.Struct, frozen=True):
     """Named intervals of host threads."""
 
     names: Sequence[str]

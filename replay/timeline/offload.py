@@ -6,9 +6,9 @@ This module decides which ops are offloaded and what stays on the host. `simulat
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -90,7 +90,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     zeros = np.zeros(n, np.int64)
     # A wait begins just after the launch of its own op, whose result it is for.
     lasting = np.maximum(table.dur_ns[waits].astype(np.int64) - 1, 1)
-    calls_made = dataclasses.replace(
+    calls_made = msgspec.structs.replace(
         calls,
         name=np.concatenate(
             [calls.name, np.full(n, len(activity.names)), np.full(len(waits), len(activity.names) + 1)]
@@ -101,7 +101,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
         track=np.concatenate([calls.track.astype(np.int64), table.track[rows], table.track[waits]]),
         correlation=np.concatenate([calls.correlation, ids, np.full(len(waits), -1)]),
     )
-    kernels = dataclasses.replace(
+    kernels = msgspec.structs.replace(
         trace.kernels,
         name=(len(trace.kernel_names) + name.reshape(-1)).astype(np.uint32),
         category=zeros.astype(np.uint8),
@@ -112,11 +112,11 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
         owner=rows,
     )
     return (
-        dataclasses.replace(
+        msgspec.structs.replace(
             trace,
             kernel_names=(*trace.kernel_names, *names),
             kernels=kernels,
-            activity=dataclasses.replace(
+            activity=msgspec.structs.replace(
                 activity,
                 names=(*activity.names, "(launches)", _SYNCHRONISE),
                 calls=calls_made,

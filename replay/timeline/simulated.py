@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -120,22 +119,21 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Predicted:
+class Predicted(msgspec.Struct):
     """Durations of a step's nodes on one device."""
 
     durations_us: Floats
     lags_us: Floats
-    families: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    families: dict[str, Floats] = msgspec.field(default_factory=dict[str, Floats])
     """Kernel family → µs of each node. The duration of a predicted node is the sum over the families."""
-    longer_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
-    shorter_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    longer_us: dict[str, Floats] = msgspec.field(default_factory=dict[str, Floats])
+    shorter_us: dict[str, Floats] = msgspec.field(default_factory=dict[str, Floats])
     """Kernel family → µs by which each node is shorter at the lower end of the 80 % band. `longer_us` does the same for
     the upper end.
     """
-    confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
+    confidences: list[tuple[Confidence, float]] = msgspec.field(default_factory=list[tuple[Confidence, float]])
     """(confidence, predicted time in µs) of each prediction."""
-    measured: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    measured: list[tuple[str, float]] = msgspec.field(default_factory=list[tuple[str, float]])
     """(measurement of the user, see `Simulated.measured`; predicted time in µs) of each prediction."""
     invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
@@ -154,11 +152,10 @@ class Predicted:
     """Host time of each slice of the step; None if as recorded."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
     """Total time of collectives that have a prediction: (recorded, which includes waiting; predicted)."""
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[str] = msgspec.field(default_factory=list[str])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Host times of a step predicted on a device. Where an attribute is None, the recorded times apply."""
 
     scale: float = 1.0

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -360,7 +359,7 @@ def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedul
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
     others = [paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds]
-    slowed = [replace(changed, graph=other).schedule().step_us for other in loss_bounds(changed.graph)]
+    slowed = [msgspec.structs.replace(changed, graph=other).schedule().step_us for other in loss_bounds(changed.graph)]
     return [before.step_us - after.step_us, *others, *(before.step_us - step_us for step_us in slowed)]
 
 

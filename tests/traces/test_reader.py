@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import io
 import json
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,20 +28,22 @@ from tests.traces.events import DIMS, KEYS, document, flow, kernel, launch, op, 
 def same(a: Trace, b: Trace, *, path: bool = False) -> None:
     """Assert that two traces are equal, columns and types included."""
     for name in ("ops", "kernels"):
-        for field in dataclasses.fields(getattr(a, name)):
-            x, y = getattr(getattr(a, name), field.name), getattr(getattr(b, name), field.name)
+        for column in getattr(a, name).__struct_fields__:
+            x, y = getattr(getattr(a, name), column), getattr(getattr(b, name), column)
             if x is None:
                 assert y is None
                 continue
             columns = ((x.ids, y.ids), (x.bounds, y.bounds)) if isinstance(x, TensorMemories) else ((x, y),)
             for one, other in columns:
-                assert one.dtype == other.dtype, (name, field.name)
-                np.testing.assert_array_equal(one, other, err_msg=f"{name}.{field.name}")
+                assert one.dtype == other.dtype, (name, column)
+                np.testing.assert_array_equal(one, other, err_msg=f"{name}.{column}")
     assert a.signatures == b.signatures
     assert a.tracks == b.tracks
     assert a.kernel_names == b.kernel_names
     assert a.annotations == b.annotations
-    assert dataclasses.replace(a.info, path="", bytes_read=0) == dataclasses.replace(b.info, path="", bytes_read=0)
+    assert msgspec.structs.replace(a.info, path="", bytes_read=0) == msgspec.structs.replace(
+        b.info, path="", bytes_read=0
+    )
     if path:
         assert a.info == b.info
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -90,8 +89,7 @@ class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTable:
+class CallTable(msgspec.Struct, frozen=True, kw_only=True):
     """Calls on host threads that are not ops, one row per call, in file order within each kind."""
 
     name: npt.NDArray[np.uint32]
@@ -109,8 +107,7 @@ class CallTable:
         return len(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitTable:
+class WaitTable(msgspec.Struct, frozen=True, kw_only=True):
     """Waits recorded by the device's runtime (CUPTI's synchronisation records, an NPU's event tasks)."""
 
     correlation: npt.NDArray[np.int64]
@@ -126,8 +123,7 @@ class WaitTable:
         return len(self.correlation)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrowTable:
+class ArrowTable(msgspec.Struct, frozen=True, kw_only=True):
     """Ends of flow arrows between host threads, in file order."""
 
     kind: npt.NDArray[np.uint8]
@@ -141,8 +137,7 @@ class ArrowTable:
         return len(self.id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTable:
+class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded allocations (positive) and releases (negative), in file order."""
 
     time_ns: npt.NDArray[np.int64]
@@ -158,8 +153,7 @@ class MemoryTable:
         return len(self.time_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveSpans:
+class CollectiveSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Whole collectives of an NPU, each from its first to its last task; the tasks are also listed as device work."""
 
     name: npt.NDArray[np.uint32]
@@ -177,8 +171,7 @@ class CollectiveSpans:
         return len(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """The timing of one profile; device work is indexed by rows of `Trace.kernels`."""
 
     names: tuple[str, ...]

@@ -12,7 +12,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -82,15 +81,14 @@ _DECODE_ONE = msgspec.json.Decoder(Node)
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(slots=True, kw_only=True)
-class NodeStream:
+class NodeStream(msgspec.Struct, kw_only=True):
     """Iterator over the lists of nodes of an ExecutionTrace; `header`, `losses` and `repairs` are complete after it."""
 
     source: Source
-    header: dict[str, Any] = field(default_factory=dict[str, Any])
+    header: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Top-level keys except "nodes": schema, pid, time, start_ts, finish_ts."""
-    losses: Counter[str] = field(default_factory=Counter[str])
-    repairs: Counter[str] = field(default_factory=Counter[str])
+    losses: Counter[str] = msgspec.field(default_factory=Counter[str])
+    repairs: Counter[str] = msgspec.field(default_factory=Counter[str])
     block_bytes: int = BLOCK_BYTES
 
     def __iter__(self) -> Iterator[list[Node]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from opreplay.traces.dialects.et_nodes import Node
 from opreplay.traces.dtypes import unknown_types
@@ -25,8 +26,7 @@ class BrokenArguments(Exception):
     """The recorded arguments contradict each other; the op is kept without them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
+class _Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded tensor; `key` identifies its storage within the file, or is None."""
 
     shape: tuple[int, ...]
@@ -48,15 +48,14 @@ class _Tensor:
         return math.prod(self.shape)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Arguments:
+class _Arguments(msgspec.Struct, kw_only=True):
     """The columns of an `OpSignature`, with one entry per argument."""
 
-    dims: list[Dims] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
-    strides: list[Dims] = field(default_factory=list)
-    concrete: list[str] = field(default_factory=list)
-    tensors: list[tuple[_Tensor | None, ...]] = field(default_factory=list)
+    dims: list[Dims] = msgspec.field(default_factory=list)
+    types: list[str] = msgspec.field(default_factory=list)
+    strides: list[Dims] = msgspec.field(default_factory=list)
+    concrete: list[str] = msgspec.field(default_factory=list)
+    tensors: list[tuple[_Tensor | None, ...]] = msgspec.field(default_factory=list)
 
     def add(
         self,

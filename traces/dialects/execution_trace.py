@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -89,44 +89,43 @@ def read_chakra(source: Source) -> Trace:
     return _read(ChakraStream(source))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Builder:
+class _Builder(msgspec.Struct, kw_only=True):
     """Collects the ops, kernels and annotations as columns."""
 
     limits: Limits
     has_phases: bool = False
     """Whether op names may end in a phase number: "aten::add(1)"."""
     nodes: int = 0
-    ids: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ids: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Node id → (row of the op or -1, id of the parent node)."""
-    signatures: dict[OpSignature, int] = field(default_factory=dict)
-    tracks: dict[str, int] = field(default_factory=dict)
-    signature: list[int] = field(default_factory=list)
-    node_id: list[int] = field(default_factory=list)
-    track: list[int] = field(default_factory=list)
-    rf_id: list[int] = field(default_factory=list)
-    memories: MemoryColumn = field(default_factory=MemoryColumn)
-    start_ns: list[int] = field(default_factory=list)
-    dur_ns: list[int] = field(default_factory=list)
-    kernels: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    signatures: dict[OpSignature, int] = msgspec.field(default_factory=dict)
+    tracks: dict[str, int] = msgspec.field(default_factory=dict)
+    signature: list[int] = msgspec.field(default_factory=list)
+    node_id: list[int] = msgspec.field(default_factory=list)
+    track: list[int] = msgspec.field(default_factory=list)
+    rf_id: list[int] = msgspec.field(default_factory=list)
+    memories: MemoryColumn = msgspec.field(default_factory=MemoryColumn)
+    start_ns: list[int] = msgspec.field(default_factory=list)
+    dur_ns: list[int] = msgspec.field(default_factory=list)
+    kernels: list[tuple[int, int, int, int, int, int]] = msgspec.field(default_factory=list)
     """(name, category, start, duration, stream, device) of each kernel."""
-    launchers: list[tuple[int, list[int]]] = field(default_factory=list)
+    launchers: list[tuple[int, list[int]]] = msgspec.field(default_factory=list)
     """For each kernel: the id of its parent node, and the ids of the nodes whose results it uses."""
-    transfers: list[tuple[int, Node]] = field(default_factory=list)
+    transfers: list[tuple[int, Node]] = msgspec.field(default_factory=list)
     """(row of the kernel, node) for each kernel whose node has a communication type."""
-    on_device: set[int] = field(default_factory=set)
+    on_device: set[int] = msgspec.field(default_factory=set)
     """Rows of ops with accelerator tensors as inputs."""
     added_kernels: int = 0
     """Number of kernels that were created without a node."""
-    phases: dict[tuple[str, object, object], tuple[int, int]] = field(default_factory=dict)
+    phases: dict[tuple[str, object, object], tuple[int, int]] = msgspec.field(default_factory=dict)
     """(name, thread, call number) of an op that a converter split into phases → (last phase, row of the op)."""
-    repairs: Counter[str] = field(default_factory=Counter)
-    kernel_names: dict[str, int] = field(default_factory=dict)
-    annotations: list[Annotation] = field(default_factory=list)
-    devices: set[str] = field(default_factory=set)
-    process_groups: list[_ProcessGroup] = field(default_factory=list)
-    collectives: list[ListedCollective] = field(default_factory=list)
-    losses: Counter[str] = field(default_factory=Counter)
+    repairs: Counter[str] = msgspec.field(default_factory=Counter)
+    kernel_names: dict[str, int] = msgspec.field(default_factory=dict)
+    annotations: list[Annotation] = msgspec.field(default_factory=list)
+    devices: set[str] = msgspec.field(default_factory=set)
+    process_groups: list[_ProcessGroup] = msgspec.field(default_factory=list)
+    collectives: list[ListedCollective] = msgspec.field(default_factory=list)
+    losses: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
         """Add one node, and count its defects as losses."""

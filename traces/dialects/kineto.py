@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -33,8 +32,7 @@ _VENDOR_NAMES: tuple[tuple[re.Pattern[str], Vendor], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts from the trace's top-level keys; None for missing facts."""
 
     device_names: tuple[str, ...]

@@ -7,7 +7,6 @@ by it are then assigned to the op around it.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -140,7 +139,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     level = metadata_level(signatures)
     ascend = bool(task_rows) or "task type" in scanned.features
     if ascend:
-        kernels = dataclasses.replace(kernels, owner=owners_above_launches(kernels.owner, ops, signatures))
+        kernels = msgspec.structs.replace(kernels, owner=owners_above_launches(kernels.owner, ops, signatures))
     facts = run_facts(scanned.keys, scanned.features, has_kernels=len(kernels) > 0, ascend=ascend)
     categories = dict(sorted(got.by_category.items(), key=lambda item: (-item[1], item[0])))
     merged = merged and count_uncertain(merged, kernels)
@@ -222,7 +221,7 @@ def _ops(got: Collector, signatures: tuple[OpSignature, ...], remap: Any, track_
         return ops
     sequence = got.ops.take("seq").astype(np.int64)
     gradients = recorded_by_autograd(ops, sequence, signatures)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         ops,
         record_function_id=got.ops.take("rf").astype(np.int64),
         sequence=sequence,

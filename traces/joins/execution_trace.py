@@ -6,9 +6,10 @@ Decides which ops correspond and what is copied; the module `align` aligns the s
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -153,13 +154,12 @@ def _triples(tokens: Rows) -> zip[tuple[int, int, int]]:
     return zip([-1, *values[:-1]], values, [*values[1:], -1], strict=True)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Joiner:
+class _Joiner(msgspec.Struct, kw_only=True):
     """Builds the joined trace and counts matches."""
 
     trace: Trace
     donor: Trace
-    signatures: dict[OpSignature, int] = field(default_factory=dict[OpSignature, int])
+    signatures: dict[OpSignature, int] = msgspec.field(default_factory=dict[OpSignature, int])
 
     def join(
         self,
@@ -185,7 +185,7 @@ class _Joiner:
         outcome = outcomes[inverse]
         counts = Counter(outcome.tolist())
         is_given = outcome == "given"
-        info = replace(
+        info = msgspec.structs.replace(
             self.trace.info,
             metadata_level=self._level(),
             joined=ShapeJoin(
@@ -200,11 +200,13 @@ class _Joiner:
                 unmatched=counts["unmatched"],
             ),
         )
-        return replace(
+        return msgspec.structs.replace(
             self.trace,
             info=info,
             signatures=tuple(self.signatures),
-            ops=replace(self.trace.ops, signature=merged[inverse], memories=self._memories(match, by_id | by_sequence)),
+            ops=msgspec.structs.replace(
+                self.trace.ops, signature=merged[inverse], memories=self._memories(match, by_id | by_sequence)
+            ),
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:

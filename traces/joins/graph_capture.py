@@ -10,7 +10,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,7 @@ MAX_ADDED_ROWS = 20_000_000
 """Maximum number of calls added for graph replays; beyond it, only ops that launch device work are added."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
+class Capture(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded capture of one graph."""
 
     source: Trace
@@ -206,7 +204,7 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     if missed is not None:
         kernels = int(graphs.bounds[missed + 1] - graphs.bounds[missed])
         join = msgspec.structs.replace(join, read_captures=_nearest(captures, kernels), unmatched_kernels=kernels)
-    return replace(merged, info=replace(merged.info, graphs=join))
+    return msgspec.structs.replace(merged, info=msgspec.structs.replace(merged.info, graphs=join))
 
 
 def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, ...]:
@@ -350,12 +348,12 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
         grid[kernels] = np.where(grid[kernels] < 0, capture.grids[order], grid[kernels])
         known = at >= 0
         owner[kernels[known]] = places[at[known]]
-    return replace(
+    return msgspec.structs.replace(
         trace,
         signatures=tuple(table.signatures),
         ops=table.made(),
-        kernels=replace(trace.kernels, owner=owner, grid=grid),
-        info=replace(trace.info, links=_links(trace, trace.kernels, owner)),
+        kernels=msgspec.structs.replace(trace.kernels, owner=owner, grid=grid),
+        info=msgspec.structs.replace(trace.info, links=_links(trace, trace.kernels, owner)),
     )
 
 

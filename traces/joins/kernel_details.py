@@ -7,13 +7,13 @@ trace determines which op owns a task. A path that the trace contains is never o
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections import defaultdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
@@ -129,15 +129,15 @@ def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, ma
         unmatched_rows=rows.count - rows.communication - len(timed) - len(ordered),
         unmatched_tasks=int(((kind < 0) & (kernels.category == _TASK)).sum()),
     )
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         _informed(trace, joined),
-        kernels=dataclasses.replace(kernels, dur_ns=dur_ns),
+        kernels=msgspec.structs.replace(kernels, dur_ns=dur_ns),
         details=KernelDetails(kinds=tuple(rows.kinds), kind=kind, wait_ns=wait_ns),
     )
 
 
 def _informed(trace: Trace, joined: DetailsJoin) -> Trace:
-    return dataclasses.replace(trace, info=dataclasses.replace(trace.info, kernel_details=joined))
+    return msgspec.structs.replace(trace, info=msgspec.structs.replace(trace.info, kernel_details=joined))
 
 
 def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:

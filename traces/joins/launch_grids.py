@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from opreplay.traces.errors import TraceError
@@ -42,4 +42,6 @@ def with_launch_grids(trace: Trace, limits: Limits, *, most_bytes: int | None = 
         return trace
     if again.grid is None or len(again) != len(kernels) or not np.array_equal(again.start_ns, kernels.start_ns):
         return trace
-    return replace(trace, kernels=replace(kernels, grid=np.where(known < 0, again.grid, known)))
+    return msgspec.structs.replace(
+        trace, kernels=msgspec.structs.replace(kernels, grid=np.where(known < 0, again.grid, known))
+    )

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 How = Literal["sequence", "order", "overlap"]
 
@@ -82,7 +82,7 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transfer_us(self) -> float:
         """Return the median transfer time of the members."""
-        return median(member.transfer_us for member in self.members)
+        return float(np.median([member.transfer_us for member in self.members]))
 
     @property
     def missing(self) -> int:

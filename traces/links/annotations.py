@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +17,7 @@ Phase = Literal["prefill", "decode", "mixed"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchContext:
+class BatchContext(msgspec.Struct, frozen=True, kw_only=True):
     """The batch of one iteration, by phase; a value that was not recorded is None.
 
     In the names of sums, "q" is the number of new tokens of a sequence and "k" the number of tokens that it attends to.

@@ -7,7 +7,6 @@ collective in a trace and which record describes it. It does not read the traces
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
 from math import prod
@@ -204,10 +203,10 @@ def with_host_collectives(trace: Trace) -> Trace:
         collective=len(activity.collectives) + np.arange(len(host_calls)),
         thread=np.array([call.stream for call in host_calls], np.int64),
     )
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         trace,
         kernel_names=(*trace.kernel_names, *numbers),
-        activity=dataclasses.replace(
+        activity=msgspec.structs.replace(
             activity,
             names=(*activity.names, "(asks for a collective)"),
             calls=_with_launches(trace, activity, asked[asked >= 0], ids[asked >= 0]),

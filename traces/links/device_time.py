@@ -7,9 +7,9 @@ launch, and the op around the launch owns the event. The input are columns colle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -39,8 +39,7 @@ _EXAMPLES = 3
 """Maximum number of ids named in a message about colliding ids."""
 
 
-@dataclass(slots=True, kw_only=True)
-class LinkInput:
+class LinkInput(msgspec.Struct, kw_only=True):
     """Columns of ops, of kernels, of launches and of the ends of flow arrows; an absent id is -1."""
 
     op_start: Array

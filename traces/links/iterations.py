@@ -7,9 +7,9 @@ and searches them by time; `annotations` parses their names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +17,7 @@ from opreplay.traces.links.annotations import AnnotationTable, BatchContext, bat
 from opreplay.traces.model import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class DominantBatch:
+class DominantBatch(msgspec.Struct, frozen=True):
     """The batch that takes most of the time of some calls."""
 
     context: BatchContext
@@ -28,8 +27,7 @@ class DominantBatch:
     """Number of other batches among the calls; calls outside any iteration count as one batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
+class Iteration(msgspec.Struct, frozen=True):
     """One iteration of an inference server over one batch."""
 
     context: int
@@ -70,8 +68,7 @@ class BatchIndex:
         return DominantBatch(self.contexts[best], share, len(np.unique(numbers)) - 1)
 
 
-@dataclass(slots=True)
-class _Span:
+class _Span(msgspec.Struct):
     """An annotation that marks an inference server's iteration."""
 
     start: int
@@ -153,10 +150,10 @@ def _complete(spans: list[_Span]) -> None:
 
 
 def _filled(context: BatchContext, other: BatchContext) -> BatchContext:
-    missing = {f.name: getattr(other, f.name) for f in fields(context) if getattr(context, f.name) is None}
-    return replace(context, **missing)
+    missing = {name: getattr(other, name) for name in context.__struct_fields__ if getattr(context, name) is None}
+    return msgspec.structs.replace(context, **missing)
 
 
 def _agree(a: BatchContext, b: BatchContext) -> bool:
-    pairs = ((getattr(a, f.name), getattr(b, f.name)) for f in fields(BatchContext))
+    pairs = ((getattr(a, name), getattr(b, name)) for name in BatchContext.__struct_fields__)
     return all(x == y for x, y in pairs if x is not None and y is not None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +29,7 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The time range of one step on the host thread whose annotation marks the step."""
 
     name: str
@@ -53,8 +52,7 @@ trace marks no steps or some of its calls are lost.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedSteps:
+class ComparedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of two traces to compare."""
 
     by: PairedBy

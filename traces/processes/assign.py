@@ -11,10 +11,10 @@ the device work is assigned to none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -32,8 +32,7 @@ _MOST = 0.8
 """Minimum share of a device's rows that its process launched while recording; the rest was launched before."""
 
 
-@dataclass(slots=True, kw_only=True)
-class EventColumns:
+class EventColumns(msgspec.Struct, kw_only=True):
     """Columns that help to tell processes apart, in file order; absent ids are -1, and times are in nanoseconds."""
 
     tracks: tuple[tuple[str, str], ...]
@@ -55,8 +54,7 @@ class EventColumns:
     arrow_is_end: Array
 
 
-@dataclass(slots=True, kw_only=True)
-class Assignment:
+class Assignment(msgspec.Struct, kw_only=True):
     """The processes of a merged file, and the process of each track and device row."""
 
     names: tuple[str, ...]
@@ -96,8 +94,7 @@ def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, 
     return tuple(ids), tuple(assigned.names[unit] for unit in units)
 
 
-@dataclass(slots=True)
-class _Claims:
+class _Claims(msgspec.Struct):
     """Launches (or ops, if device work has no correlation ids) that may own device work with the same id."""
 
     unit: Array

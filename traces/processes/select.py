@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -76,7 +75,7 @@ def _part(trace: Trace, number: int) -> Trace:
     ops, signatures = _ops(trace, op_rows, new_op, new_track)
     kernels = _rows(trace.kernels, kernel_rows)
     owner = kernels.owner.astype(np.int64)
-    kernels = dataclasses.replace(kernels, owner=np.where(owner >= 0, new_op[owner], -1) if len(new_op) else owner)
+    kernels = msgspec.structs.replace(kernels, owner=np.where(owner >= 0, new_op[owner], -1) if len(new_op) else owner)
     notes = AnnotationTable.of(trace.annotations)
     kept = np.flatnonzero(new_track[notes.track] >= 0) if len(notes) else np.empty(0, np.int64)
     annotations = AnnotationTable(
@@ -85,7 +84,7 @@ def _part(trace: Trace, number: int) -> Trace:
     calls = trace.calls
     if calls is not None:
         rows = np.flatnonzero(new_track[calls.track] >= 0)
-        calls = dataclasses.replace(
+        calls = msgspec.structs.replace(
             calls,
             name=calls.name[rows],
             kernel=calls.kernel[rows],
@@ -93,9 +92,9 @@ def _part(trace: Trace, number: int) -> Trace:
             start_ns=calls.start_ns[rows],
             track=new_track[calls.track[rows]],
         )
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         trace,
-        info=dataclasses.replace(
+        info=msgspec.structs.replace(
             trace.info,
             merged=None,
             rank=None,
@@ -142,8 +141,8 @@ def _renumbered(rows: Array, count: int) -> Array:
 
 
 def _rows(table: Table, rows: Array) -> Table:
-    """Return a dataclass of columns with only these rows."""
-    columns = {field.name: getattr(table, field.name) for field in dataclasses.fields(cast("Any", table))}
+    """Return a table with only these rows."""
+    columns = {name: getattr(table, name) for name in cast("Any", table).__struct_fields__}
     return type(table)(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
 
@@ -152,7 +151,7 @@ def _on_tracks(table: Table, column: str, new_track: Array) -> Table:
     track: Array = getattr(table, column)
     part = _rows(table, np.flatnonzero(new_track[track] >= 0) if len(track) else np.empty(0, np.int64))
     values: Array = getattr(part, column)
-    return dataclasses.replace(cast("Any", part), **{column: new_track[values] if len(values) else values})
+    return msgspec.structs.replace(cast("Any", part), **{column: new_track[values] if len(values) else values})
 
 
 def _ops(trace: Trace, rows: Array, new_op: Array, new_track: Array) -> tuple[OpTable, tuple[OpSignature, ...]]:
@@ -198,7 +197,7 @@ def _activity(activity: Activity, op_rows: Array, kernel_rows: Array, new_track:
     correlation = activity.correlation[kernel_rows]
     of_spans = np.flatnonzero(np.isin(activity.spans.correlation, correlation[correlation >= 0]))
     waits = np.flatnonzero(np.isin(activity.waits.correlation, calls.correlation))
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         activity,
         calls=calls,
         correlation=correlation,

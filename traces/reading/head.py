@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,13 +31,12 @@ EXACT_DUPLICATES_BYTES = 4 << 20
 """Maximum bytes of text that are searched for duplicate keys."""
 
 
-@dataclass(slots=True)
-class Head:
+class Head(msgspec.Struct):
     """The start of the array of events, and the keys before it."""
 
     layout: str
     """"object" (traceEvents is a key) or "list" (the file is the array)."""
-    keys: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    keys: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
     """Top-level key → raw JSON value."""
     empty: bool = False
     """Whether the array is empty; the buffer is then positioned after its "]"."""

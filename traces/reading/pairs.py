@@ -10,7 +10,6 @@ sorted by time or each end directly follows its begin. Otherwise the thread's ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
@@ -28,8 +27,7 @@ _FEWEST_TO_PRUNE = 64
 _Key = tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Half:
+class _Half(msgspec.Struct):
     event: fields.AnyEvent
     time: int
     """Time in nanoseconds; if it is unreadable, the time of the latest earlier half in the file."""
@@ -85,12 +83,11 @@ class _Open:
         return [each for each in self._all if not each.closed]
 
 
-@dataclass(slots=True)
-class _Thread:
+class _Thread(msgspec.Struct):
     """Begin and end events (halves) of one thread or id."""
 
-    open: _Open = field(default_factory=_Open)
-    strays: list[_Half] = field(default_factory=list["_Half"])
+    open: _Open = msgspec.field(default_factory=_Open)
+    strays: list[_Half] = msgspec.field(default_factory=list["_Half"])
     """End events that match no earlier begin event."""
     latest: int = INVALID
     """Time of the latest half so far, in ns."""

@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any, BinaryIO
 
 import msgspec
@@ -110,7 +109,7 @@ def scan_parallel(
     jobs = [
         _Job(
             path=os.path.abspath(path),
-            limits=asdict(limits),
+            limits=msgspec.structs.asdict(limits),
             start=start,
             stop=stop,
             block=block_bytes,

@@ -7,8 +7,9 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import msgspec
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
@@ -137,8 +138,7 @@ class _Places:
         self.key_ends = [match.start() for match in _KEY_END.finditer(text)]
 
 
-@dataclass(slots=True)
-class _State:
+class _State(msgspec.Struct):
     """The state of parsing a text."""
 
     at: int = 0
@@ -155,12 +155,11 @@ class _State:
     reasons: tuple[str, ...] = ()
     key: str = ""
     """Latest key read in the outermost object."""
-    seen: frozenset[str] = field(default_factory=frozenset[str])
+    seen: frozenset[str] = msgspec.field(default_factory=frozenset[str])
     """Keys read so far in the outermost object."""
 
 
-@dataclass(slots=True)
-class _Choice:
+class _Choice(msgspec.Struct):
     """A string that may end at several quotes."""
 
     saved: _State
@@ -216,7 +215,7 @@ class _Repair:
             if self._tries > MAX_TRIES:
                 return None
             choice.tried = True
-            state = replace(choice.saved)
+            state = msgspec.structs.replace(choice.saved)
             del self._out[state.out :]
             if self._take_string(state, end):
                 return state
@@ -296,7 +295,7 @@ class _Repair:
     def _string(self, state: _State) -> bool:
         if not state.stack or (state.at, state.stack, state.expect) in self._dead:
             return False
-        saved = replace(state)
+        saved = msgspec.structs.replace(state)
         self._choices.append(_Choice(saved=saved, ends=self._ends(saved)))
         return False  # `_back` takes the first end
 

@@ -7,9 +7,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from opreplay.traces.model import HOLE
 from opreplay.traces.reading.blocks import ARRAY_END, SEPARATOR
@@ -37,19 +38,17 @@ _BETWEEN = b", \t\r\n"
 Decode = Callable[[bytes], "list[Any] | None"]
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """Losses and repairs by reason."""
 
-    losses: Counter[str] = field(default_factory=Counter[str])
-    repairs: Counter[str] = field(default_factory=Counter[str])
+    losses: Counter[str] = msgspec.field(default_factory=Counter[str])
+    repairs: Counter[str] = msgspec.field(default_factory=Counter[str])
 
 
-@dataclass(slots=True)
-class Salvaged:
+class Salvaged(msgspec.Struct):
     """The result for one broken block; offsets are relative to its start."""
 
-    events: list[Any] = field(default_factory=list[Any])
+    events: list[Any] = msgspec.field(default_factory=list[Any])
     array_end: int | None = None
     """Offset after the "]" that ends the array, if it was found."""
     rest: int | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -53,15 +52,14 @@ _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 Progress = Callable[[int, "int | None"], None]
 
 
-@dataclass(slots=True)
-class Scanned:
+class Scanned(msgspec.Struct):
     """The results of one pass; the collector's tables are not linked yet."""
 
     collector: Collector
     tally: Tally
     layout: str = "object"
-    keys: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    features: set[str] = field(default_factory=set[str])
+    keys: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
+    features: set[str] = msgspec.field(default_factory=set[str])
     bytes_read: int = 0
     complete: bool = True
     """Whether every part ended at its required position."""
@@ -71,8 +69,7 @@ class Scanned:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a file's events; the whole file by default."""
 
     first: bool = True

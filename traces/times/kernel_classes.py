@@ -68,7 +68,6 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|binary_?cross_?entropy|act_and_mul|silu|gelu|rope|rotary|catarray|cast|quant"
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
-_COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
 _LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
 """Names that Inductor gives to the kernels that it generates. The kinds in the names are pointwise, reductions,
 foreach, split scans, and "unk" for cooperative and mixed-order reductions.
@@ -100,8 +99,8 @@ def class_of(name: str) -> str:
         return "Triton"
     if (template := _TEMPLATE.match(text)) and template.lastgroup:
         return template.lastgroup
-    for kind, pattern in _COMPILED:
-        if pattern.search(text):
+    for kind, pattern in _PATTERNS:
+        if re.search(pattern, text, re.IGNORECASE):  # compiled when first needed, which few traces do for all
             return "Triton" if text.startswith("triton_") and kind not in ("GEMM", "attention") else kind
     return "other"
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from importlib import resources
 from math import exp, log2
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -311,7 +311,7 @@ class LearnedCall(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1)
 def learned_calls() -> tuple[LearnedCall, ...]:
     """Return the shipped measured calls."""
-    text = resources.files("opreplay.replay.ascend.devices").joinpath(FILE).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "devices" / FILE).read_text(encoding="utf-8")
     rows: list[LearnedCall] = []
     for row in csv.DictReader(text.splitlines()):
         traits = msgspec.convert(row, Traits, strict=False)

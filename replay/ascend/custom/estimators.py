@@ -9,11 +9,12 @@ for properties. `op_invoke` defines the objects that user code receives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar, cast
+
+import msgspec
 
 from opreplay.initializers.user_code import (
     failed_at,
@@ -198,8 +199,7 @@ def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collect
     return any(registered is entry for name in names for _, registered in table.matching(name, entry.device))
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate(Generic[Value]):
+class Estimate(msgspec.Struct, Generic[Value], frozen=True):
     """The result of a user's function for an op."""
 
     value: Value

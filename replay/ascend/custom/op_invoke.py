@@ -9,10 +9,11 @@ torch is imported only when an estimator or property function looks at arguments
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
+
+import msgspec
 
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.custom.registrations import op_name
@@ -28,8 +29,7 @@ LOOKUPS = frozenset(
 """Ops that read no more bytes of their first tensor than they return."""
 
 
-@dataclass(slots=True)
-class ComputeOps:
+class ComputeOps(msgspec.Struct):
     """Number of operations of one dtype; a multiply-add counts as two."""
 
     mma_ops: float = 0.0
@@ -38,11 +38,10 @@ class ComputeOps:
     """Operations on the vector cores."""
 
 
-@dataclass(slots=True)
-class PerformanceProperties:
+class PerformanceProperties(msgspec.Struct):
     """The work of an op, from which the default estimator computes a time."""
 
-    compute_ops: dict[Any, ComputeOps] = field(default_factory=dict[Any, ComputeOps])
+    compute_ops: dict[Any, ComputeOps] = msgspec.field(default_factory=dict[Any, ComputeOps])
     """Operations by dtype; a key is a torch.dtype or its name."""
     memory_read_bytes: float = 0.0
     memory_write_bytes: float = 0.0
@@ -53,12 +52,11 @@ class PerformanceProperties:
 class PerformanceModel:
     """Namespace for the result type of estimators."""
 
-    @dataclass(slots=True)
-    class Result:
+    class Result(msgspec.Struct):
         """A time estimate in seconds."""
 
         execution_time_s: float
-        statistics: dict[str, Any] = field(default_factory=dict[str, Any])
+        statistics: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class OpInvokeInfo:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -225,13 +224,13 @@ class SlowPathFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slow_paths: tuple[SlowPath, ...]
 
 
-def _folder() -> Any:
-    return resources.files("opreplay.replay.ascend.devices")
+FOLDER = Path(__file__).parent
+"""Folder of the shipped device files."""
 
 
 def list_devices() -> list[str]:
     """Return the sorted names of the devices that ship with opreplay."""
-    names = (entry.name for entry in _folder().iterdir())
+    names = (entry.name for entry in FOLDER.iterdir())
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and not n.startswith("_"))
 
 
@@ -283,7 +282,7 @@ def load_model() -> ModelFile:
     """Load the shared cost model and check it. Every rate must be present, every number must have a unit, and no kernel
     type may be in two families.
     """
-    model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
+    model: ModelFile = _decode((FOLDER / "_model.toml").read_bytes(), ModelFile, "_model.toml")
     _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
     factors_on = {*Rates.__struct_fields__, *FAMILY_FACTORS}
     for kind, factors in model.alone.items():
@@ -298,14 +297,14 @@ def load_model() -> ModelFile:
 @lru_cache(maxsize=1)
 def shared_slow_paths() -> tuple[SlowPath, ...]:
     """Return the slow paths common to all devices."""
-    file: SlowPathFile = _decode((_folder() / "_slow_paths.toml").read_bytes(), SlowPathFile, "_slow_paths.toml")
+    file: SlowPathFile = _decode((FOLDER / "_slow_paths.toml").read_bytes(), SlowPathFile, "_slow_paths.toml")
     return file.slow_paths
 
 
 @lru_cache(maxsize=1)
 def shared_pipes() -> PipesFile:
     """Return the default memories, paths and start costs of a core, checked for completeness."""
-    file: PipesFile = _decode((_folder() / "_pipes.toml").read_bytes(), PipesFile, "_pipes.toml")
+    file: PipesFile = _decode((FOLDER / "_pipes.toml").read_bytes(), PipesFile, "_pipes.toml")
     _check_names("_pipes.toml", "pipes", file.pipes, set(Pipes.__struct_fields__), complete=True)
     for name, pipes in file.devices.items():
         _check_pipes(f"_pipes.toml: devices.{name}", pipes, file)
@@ -566,7 +565,7 @@ def _optional_link(number: dict[str, float], name: str) -> Link | None:
 
 @lru_cache(maxsize=32)
 def _shipped(name: str) -> DeviceFile:
-    return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml", shipped_rows())
+    return read_device_file((FOLDER / f"{name}.toml").read_bytes(), f"{name}.toml", shipped_rows())
 
 
 @lru_cache(maxsize=64)

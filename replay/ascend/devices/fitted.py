@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 FILE = "fitted.csv"
@@ -36,7 +36,7 @@ def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, st
 @lru_cache(maxsize=1)
 def shipped_rows() -> tuple[Row, ...]:
     """Return all rows of the shipped table."""
-    return rows_of(resources.files("opreplay.replay.ascend.devices").joinpath(FILE).read_text(encoding="utf-8"))
+    return rows_of(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
 
 
 def rows_of(text: str) -> tuple[Row, ...]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -46,7 +46,7 @@ ALIASES = {"HCCS_SW": "HCCS", "HCCS SW": "HCCS", "UB": "HCCS", "ROCE": "RDMA"}
 @lru_cache(maxsize=1)
 def transports() -> dict[str, Transport]:
     """Return the shipped transports by name."""
-    text = (resources.files("opreplay.replay.ascend.devices") / "_transports.toml").read_bytes()
+    text = Path(__file__).with_name("_transports.toml").read_bytes()
     raw = parse_toml(text)
     if raw.pop("schema_version", None) != 1:
         raise FormatError("_transports.toml: schema_version must be 1")

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from opreplay.replay.ascend.cost.own_measurements import Estimate, choose
 from opreplay.replay.ascend.devices.file import canonical_name, list_devices, load_device
@@ -29,8 +30,7 @@ LEAST_SHARE = 0.0005
 """Minimum share of the total's variance for a call to be worth measuring."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
+class Kit(msgspec.Struct, frozen=True, kw_only=True):
     """A file that measures calls, and how much these measurements improve the prediction."""
 
     text: str
@@ -98,7 +98,7 @@ def make_kit(
         left_out=left_out,
     )
     facts = _facts(kit, step, device, budget_s)
-    return replace(kit, text=file_text([texts[call.op.id] for call in calls], facts))
+    return msgspec.structs.replace(kit, text=file_text([texts[call.op.id] for call in calls], facts))
 
 
 def _alone_us(op: ReplayOp, device: DeviceProfile, contents: ContentsOf) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -49,13 +48,12 @@ class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of each op."""
 
 
-@dataclass
-class PlannedStep:
+class PlannedStep(msgspec.Struct, dict=True):
     """A plan and the expected contents of its arguments. Kernels and cache contents are computed once and kept."""
 
     plan: ReplayPlan
     contents: ContentsOf | None = None
-    _held: list[tuple[DeviceProfile, HeldByOp]] = field(default_factory=list["tuple[DeviceProfile, HeldByOp]"])
+    _held: list[tuple[DeviceProfile, HeldByOp]] = msgspec.field(default_factory=list["tuple[DeviceProfile, HeldByOp]"])
     """Kept with the very device, because a changed device may have the same name."""
 
     @cached_property

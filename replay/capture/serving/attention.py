@@ -5,7 +5,6 @@ is one torch call, or consists of matrix products.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -58,14 +57,13 @@ def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
     return _by_heads(heads, heads.shape[0], *tensor.shape[2:]) or tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Masking:
+class _Masking(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel arguments that say which keys each query attends to."""
 
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     kernels: Sequence[Kernel] = ()
     """Kernels that compute the mask argument."""
-    shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
+    shared: Mapping[Hashable, New] = msgspec.field(default_factory=dict[Hashable, New])
 
 
 def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:

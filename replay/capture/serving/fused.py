@@ -68,8 +68,7 @@ def dense(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = 
     return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
 
 
-@dataclass(eq=False, slots=True)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One call of the step, except views: it allocates or writes memory."""
 
     place: int
@@ -83,8 +82,7 @@ class Call:
         return [each for value in self.values.values() for each in _tensors(value) if isinstance(each, Tensor)]
 
 
-@dataclass(eq=False, frozen=True, slots=True)
-class New:
+class New(msgspec.Struct, frozen=True, eq=False):
     """A tensor that a fusion adds to the step."""
 
     meta: TensorMeta
@@ -92,8 +90,7 @@ class New:
     """Parameters that are concatenated into this tensor when the model is loaded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a fused kernel, or a call that prepares its arguments."""
 
     name: str
@@ -111,8 +108,7 @@ class Kernel:
         return [each for value in self.values.values() for each in _tensors(value)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
+class Fusion(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of a step and the kernels that replace them."""
 
     kernels: Sequence[Kernel]
@@ -126,7 +122,7 @@ class Fusion:
     """
     loaded: Sequence[Tensor] = ()
     """Results of replaced calls that already exist before the step, e.g. weights cast when the model is loaded."""
-    shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
+    shared: Mapping[Hashable, New] = msgspec.field(default_factory=dict[Hashable, New])
     """Tensors that the fusion creates and later fusions may use, see `Graph.shared`."""
 
     @property
@@ -135,8 +131,7 @@ class Fusion:
         return min(places) if self.is_early else max(places)
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True):
     """Matches a call with this name whose arguments were created by calls matching the given patterns."""
 
     key: str
@@ -153,8 +148,7 @@ def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
+class Between(msgspec.Struct, frozen=True):
     """Calls between one call and a tensor derived from its results."""
 
     start: Call
@@ -490,8 +484,7 @@ def _only_makes(op: ReplayOp) -> bool:
     return makes and not op.flops and op.name.startswith("aten::") and not any(arg.mutated for arg in op.args)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     place: int
     """Position of the call in the sequence before rewriting."""
     op: ReplayOp

@@ -9,7 +9,6 @@ are quantized; `fused` rewrites the plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
@@ -67,12 +66,11 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantiser:
+class _Quantiser(msgspec.Struct, frozen=True):
     weights: Weights
     storages: set[int]
     """Storages of the parameters to quantize."""
-    sizes: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = msgspec.field(default_factory=dict)
     """Storage of each quantized parameter before quantization → bytes of the quantized parameter with its scales."""
 
     def matched(self, graph: Graph, call: Call) -> Fusion | None:

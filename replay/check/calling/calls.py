@@ -4,13 +4,12 @@ tensors.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from opreplay.replay.arguments.tensors import flattened, tensors_in
@@ -70,8 +69,7 @@ applied the view's conjugation or negation to the memory.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(msgspec.Struct, frozen=True):
     """Arguments of one call, by name, in the schema's order."""
 
     values: dict[str, Any]
@@ -116,13 +114,12 @@ class Arguments:
         return {name: value for name, value in self.values.items() if isinstance(value, torch.Tensor)}
 
 
-@dataclass(slots=True)
-class Results:
+class Results(msgspec.Struct):
     """The results of a call: returned tensors, and written arguments after the call."""
 
-    returned: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(default_factory=list)
-    others: list[Any] = field(default_factory=list)
+    returned: list[torch.Tensor] = msgspec.field(default_factory=list)
+    written: list[torch.Tensor] = msgspec.field(default_factory=list)
+    others: list[Any] = msgspec.field(default_factory=list)
     """Returned values that are not tensors."""
 
     def all(self) -> list[torch.Tensor]:
@@ -162,32 +159,31 @@ class BothRefuse(NotApplicable):
     """Raised if a case cannot be tried because both the op and its reference refuse it."""
 
 
-@dataclass(slots=True)
-class Bench:
+class Bench(msgspec.Struct):
     """An op, its reference and its cases on one device."""
 
     target: Target
     reference: Reference
     executor: TorchExecutor
     seed: int
-    bases: list[Case] = field(default_factory=list[Case])
-    compact_bases: list[Case] = field(default_factory=list[Case])
+    bases: list[Case] = msgspec.field(default_factory=list[Case])
+    compact_bases: list[Case] = msgspec.field(default_factory=list[Case])
     """Small versions of `bases`, with few elements, that the op accepts."""
-    refused: list[Case] = field(default_factory=list)
+    refused: list[Case] = msgspec.field(default_factory=list)
     """Given calls that the reference accepts but the op refuses."""
     isolated: bool = False
     """Whether the op runs in its own process, which a call may terminate."""
     trying: Callable[[str], None] | None = None
     """Called with the text of each call before the call is made, and with "" after the call, until the trials begin."""
-    lost: Mapping[str, str] = field(default_factory=dict[str, str])
+    lost: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Text of each case that terminated an earlier process before the first trial → how that process ended."""
-    too_large: dict[str, NotApplicable | None] = field(default_factory=dict[str, NotApplicable | None])
+    too_large: dict[str, NotApplicable | None] = msgspec.field(default_factory=dict[str, NotApplicable | None])
     """Id of a case with many elements → why memory or time does not suffice for it; None if both suffice."""
-    alternatives: list[int | None] = field(default_factory=list[int | None])
+    alternatives: list[int | None] = msgspec.field(default_factory=list[int | None])
     """For each case whose sizes were refused: index of the alternative sizes that were accepted; None if none were."""
     not_differentiable: tuple[str, ...] | None = None
     """Arguments for which the op refuses a gradient; None until this is determined."""
-    at_random: dict[str, None] = field(default_factory=dict[str, None])
+    at_random: dict[str, None] = msgspec.field(default_factory=dict[str, None])
     """Arguments made so far that decide the work but have no initializer, so that their integers are random."""
 
     @property
@@ -522,14 +518,14 @@ def with_finite_results(bench: Bench, case: Case) -> Case:
     """Return the case; if its usual values give non-finite results, as a logarithm may, with values between 0 and 1."""
 
     def finite(values: Values) -> bool:
-        variant = dataclasses.replace(case, values=values)
+        variant = msgspec.structs.replace(case, values=values)
         try:
             results = bench.call(variant, bench.arguments(variant).copy()).all()
         except Exception:  # judged by other points
             return False
         return all(bool(torch.isfinite(t).all()) for t in results if is_float(t))
 
-    return case if finite(case.values) or not finite("positive") else dataclasses.replace(case, values="positive")
+    return case if finite(case.values) or not finite("positive") else msgspec.structs.replace(case, values="positive")
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:

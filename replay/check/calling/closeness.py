@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -65,8 +65,7 @@ LARGE = 1 << 20
 """Maximum number of elements that are all measured in units in the last place; larger close results are sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Distance:
+class Distance(msgspec.Struct, frozen=True):
     """The distance between a result and its expected value."""
 
     fits: bool

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from opreplay.initializers.user_code import load_user_code, user_module
@@ -29,8 +29,7 @@ from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.traces.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """A callable function with the schemas of its overloads."""
 
     name: str
@@ -192,8 +191,7 @@ def _arg_spec(parameter: inspect.Parameter) -> ArgSpec:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OfNames:
+class OfNames(msgspec.Struct, frozen=True):
     """A reference that takes all arguments in one dict, by their names in the op's schema."""
 
     compute: Callable[[Mapping[str, Any]], Any]
@@ -202,15 +200,14 @@ class OfNames:
         return self.compute(values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """The reference with which results are compared."""
 
     text: str
     """Description of the reference in words."""
     function: Callable[..., Any] | None
     """The reference function; None for the op itself, in float64 and on contiguous copies."""
-    by_overload: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    by_overload: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict[str, Callable[..., Any]])
     """Reference functions for single overloads of the checked op."""
 
     def function_for(self, overload: str | None) -> Callable[..., Any] | None:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
+import msgspec
 import torch
 
 from opreplay.replay.check import variants
@@ -27,7 +27,7 @@ def bad_input(bench: Bench) -> list[Attempt]:
     """Return trials with wrong dtypes, ranks, sizes or numbers, with NaN, and with a tensor on another device."""
     base = bench.compact_bases[0]
     odd = [case for case in variants.vary_values(base) if case.values == "odd"]
-    beyond = [dataclasses.replace(base, kind=f"{values} index", values=values) for values in INDICES]
+    beyond = [msgspec.structs.replace(base, kind=f"{values} index", values=values) for values in INDICES]
     return [
         *(attempt(bench, case, _indices_refused) for case in (beyond if bench.has_reference(base) else ())),
         *(attempt(bench, case, _refused) for case in [*variants.wrong(base), *odd][:MAX_CALLS]),

@@ -7,9 +7,9 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import torch
 
 from opreplay.replay.arguments.tensors import tensors_in
@@ -69,8 +69,7 @@ def _placed(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return [_placed(item, tensors) for item in value] if isinstance(value, list) else value
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Placeholder for one of the tensors."""
 
     number: int

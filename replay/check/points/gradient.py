@@ -4,7 +4,6 @@ be differentiated again.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import warnings
 from collections.abc import Callable
@@ -82,8 +81,8 @@ def gradient(bench: Bench) -> list[Attempt]:
         if case.kind not in variants.MANY_ELEMENTS and variants.elements(case) <= variants.HUGE_ELEMENTS
     ]
     # Beyond where usual values lie: gradients have steps there, as that of a clamp.
-    wide = dataclasses.replace(base, kind="values far apart", values="wide")
-    zeros = dataclasses.replace(base, kind="rows of zeros", values="rows of zeros")
+    wide = msgspec.structs.replace(base, kind="values far apart", values="wide")
+    zeros = msgspec.structs.replace(base, kind="rows of zeros", values="rows of zeros")
     names = [name for name, value in tensors.items() if isinstance(value, torch.Tensor) and _differentiable(value)]
     return [
         attempt(bench, base, _registered, "registered"),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -15,8 +14,7 @@ from opreplay.replay.check.model import Finding, Timed
 from opreplay.replay.ir.reasons import NotReplayable
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One trial: its name and the function that runs it."""
 
     case: str

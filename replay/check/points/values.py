@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -102,11 +101,11 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
                 yield from (other for other in variants.vary_strides(case) if other.kind == "outer dimensions swapped")
             yield from variants.vary_values(base)
             if not any(arg.mutated for arg in base.op.args):
-                yield dataclasses.replace(base, kind="negated", trait="negated")
+                yield msgspec.structs.replace(base, kind="negated", trait="negated")
     first = bench.compact_bases[0]
     yield from variants.long_rows(first, "endless rows")
     for rows in variants.long_rows(first, "long rows") if bench.has_reference(first) else ():
-        yield dataclasses.replace(rows, kind="large values in long rows", values="large")
+        yield msgspec.structs.replace(rows, kind="large values in long rows", values="large")
 
 
 def layouts(bench: Bench) -> list[Case]:
@@ -141,18 +140,18 @@ def _unusual(base: Case) -> list[Case]:
     cases: list[Case] = []
     if not any(arg.mutated for arg in base.op.args):
         conjugated = variants.replace_dtype(base, "complex64", "complex64, conjugated")
-        cases.append(dataclasses.replace(conjugated, trait="conjugated"))
+        cases.append(msgspec.structs.replace(conjugated, trait="conjugated"))
     for dtype in ("float16", "bfloat16", "int32"):
         case = variants.replace_dtype(base, dtype, f"{dtype}, large values")
-        cases.append(dataclasses.replace(case, values="large"))
+        cases.append(msgspec.structs.replace(case, values="large"))
     if not any(meta.dtype == "int32" for meta in tensors_of(base.op)):
         case = variants.replace_dtype(base, "int32", "int32 of both signs, no zeros")
-        cases.append(dataclasses.replace(case, values="signed"))
+        cases.append(msgspec.structs.replace(case, values="signed"))
     for dtype in ("float16", "bfloat16", "float32"):
         columns = variants.long_columns(base) if dtype != "float32" else ()
         for long in (*variants.long_rows(base, "long rows"), *columns):
             case = variants.replace_dtype(long, dtype, f"{dtype} in {long.kind}")
-            cases.append(dataclasses.replace(case, values="positive", smaller=long.smaller))
+            cases.append(msgspec.structs.replace(case, values="positive", smaller=long.smaller))
     return cases
 
 

@@ -6,9 +6,10 @@ interfaces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from opreplay.initializers.base import BatchLengths
 from opreplay.replay.execute.executors.timers import Timer
@@ -61,8 +62,7 @@ class Tools:
         """Copy these values into a tensor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceParts:
+class SequenceParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of an executor that a sequence uses."""
 
     resolve: Callable[[ReplayOp], ResolvedOp]
@@ -76,8 +76,7 @@ class SequenceParts:
     synchronize: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class Filled(msgspec.Struct, frozen=True, kw_only=True):
     """A function, and the arguments to call it with."""
 
     op: ReplayOp

@@ -9,18 +9,18 @@ is imported only when an equivalent is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from math import prod
 from typing import Any, cast
+
+import msgspec
 
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.aten.legacy.forms import Legacy, legacy_form
 from opreplay.replay.ops.calls import by_schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equivalent:
+class Equivalent(msgspec.Struct, frozen=True, kw_only=True):
     """Replacement of one op on devices that have no kernel for it."""
 
     via: str

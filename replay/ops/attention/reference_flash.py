@@ -6,8 +6,7 @@ embeddings and new keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,8 +20,7 @@ def _refuse(condition: bool, what: str) -> None:
         raise ValueError(f"{what} is not implemented by the reference of flash-attention")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sequences:
+class Sequences(msgspec.Struct, frozen=True, kw_only=True):
     """Query ends, keys and values of each sequence of a varlen call."""
 
     query_ends: list[int]

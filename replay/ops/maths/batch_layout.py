@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLayout:
+class BatchLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences packed into one batch: sequence i has query_lens[i] new tokens and attends to kv_lens[i] tokens in
     total.
     """

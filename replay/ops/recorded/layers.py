@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import msgspec
@@ -33,8 +32,7 @@ _VALUES = ("value", "v", "value_cache", "v_cache", "V")
 _LATENT = ("kv_c_and_k_pe_cache", "kv_c_normed", "q_nope", "src_cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Information about some calls of one op that their arguments do not contain."""
 
     batch: BatchContext | None = None
@@ -63,8 +61,7 @@ def work_of_call(signature: OpSignature, evidence: Evidence, element_bytes: int 
 # Attention ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Sequences:
+class _Sequences(msgspec.Struct, frozen=True):
     query: float
     seen: float
     pairs: float
@@ -187,8 +184,7 @@ def _unknown(work: CallWork, why: str) -> CallWork:
 # Experts --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Matrices:
+class _Matrices(msgspec.Struct, frozen=True):
     """Sizes of an expert's matrices: columns of the first [hidden -> columns], rows of the second [inner -> hidden]."""
 
     columns: int

@@ -4,9 +4,9 @@ read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from opreplay.initializers.amounts import Amount, Work, work
@@ -23,8 +23,7 @@ LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
 PACKED_LAYOUTS = ("TND", "NTD")
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
+class Sequences(msgspec.Struct, frozen=True):
     """Sequence lengths of a call: int64 [sequences] each, on the CPU."""
 
     query: torch.Tensor

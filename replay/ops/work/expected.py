@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -155,7 +154,7 @@ def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
 
 def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
     """Return a summary of the values of a call's arguments."""
-    context = replace(context, role=role_of(context.op))
+    context = msgspec.structs.replace(context, role=role_of(context.op))
     loads = loads_of(context)
     if loads is not None:
         return Contents(expert_rows=tuple(int(rows) for rows in loads))

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import torch
 
 from opreplay.initializers.base import InitContext, extent
@@ -17,8 +17,7 @@ TOP_K = ("topk", "top_k", "k", "num_experts_per_tok")
 TOKEN_MASK = (1 << names.TOKEN_BITS) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
+class Routes(msgspec.Struct, frozen=True):
     """Routed slots (each is a token's choice of an expert) of a call, on the CPU."""
 
     expert: torch.Tensor

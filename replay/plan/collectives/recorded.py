@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -34,8 +33,7 @@ from opreplay.traces.links.parents import depths, innermost_of, innermost_parent
 from opreplay.traces.model import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded collective."""
 
     name: str
@@ -74,8 +72,7 @@ def collective_calls(trace: Trace) -> list[Call]:
     return _with_spans(trace, _with_named(trace, [call for _, call in calls]))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Draft:
+class _Draft(msgspec.Struct, kw_only=True):
     """A call before its operation is determined."""
 
     rows: list[int]
@@ -232,7 +229,7 @@ def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str,
 def _of_note(note: CollectiveNote, trace: Trace) -> Call:
     call = _call(Records(names=[note.name], notes=[note]), trace.info.world_size, name=note.name)
     end_ns = note.start_ns + note.dur_ns
-    return replace(call, host_us=note.dur_ns / 1e3, asked_ns=note.start_ns, ended_ns=end_ns)
+    return msgspec.structs.replace(call, host_us=note.dur_ns / 1e3, asked_ns=note.start_ns, ended_ns=end_ns)
 
 
 def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
@@ -260,13 +257,13 @@ def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
         **{end: getattr(record, end) for end in ("source", "target") if getattr(collective, end) is None},
     )
     assumed = tuple(text for text in call.assumed if record.group_size is None or not text.startswith("group:"))
-    return replace(call, collective=completed, assumed=assumed)
+    return msgspec.structs.replace(call, collective=completed, assumed=assumed)
 
 
 def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
     record, name = listed.record, listed.name or listed.record.name
     call = _call(Records(names=[record.name], record=record), world_size, name=name)
-    return replace(
+    return msgspec.structs.replace(
         call,
         names=tuple(dict.fromkeys((name, record.name))),
         rows=(listed.row,) if listed.row >= 0 else (),
@@ -312,10 +309,10 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
             record = Record(name=recorded.name, dtype=recorded.dtype, elements=recorded.elements)
             of_span = _call(Records(names=[record.name], record=record), trace.info.world_size, name=record.name)
             if not alike:
-                calls.append(replace(of_span, assumed=(), asked_ns=begin_ns))
+                calls.append(msgspec.structs.replace(of_span, assumed=(), asked_ns=begin_ns))
             at = alike[index] if alike else len(calls) - 1
             known = calls[at] if calls[at].collective is not None else of_span
-            calls[at] = replace(
+            calls[at] = msgspec.structs.replace(
                 calls[at],
                 names=tuple(dict.fromkeys((*calls[at].names, record.name))),
                 collective=known.collective,

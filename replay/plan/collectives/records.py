@@ -7,8 +7,9 @@ to one call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import prod
+
+import msgspec
 
 from opreplay.replay.collectives.model import (
     GATHERING,
@@ -32,17 +33,16 @@ Moved = tuple[int, int, str, tuple[int, ...]]
 """(input elements, output elements, dtype, elements of each tensor), all known."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Records:
+class Records(msgspec.Struct, kw_only=True):
     """All records of one call in a trace, in order of reliability."""
 
-    names: list[str] = field(default_factory=list[str])
+    names: list[str] = msgspec.field(default_factory=list[str])
     """Names from which the operation may be recognized."""
     record: Record | None = None
-    signatures: list[OpSignature] = field(default_factory=list[OpSignature])
+    signatures: list[OpSignature] = msgspec.field(default_factory=list[OpSignature])
     """Signatures of ops, the most informative first."""
-    notes: list[CollectiveNote] = field(default_factory=list[CollectiveNote])
-    kernels: list[str] = field(default_factory=list[str])
+    notes: list[CollectiveNote] = msgspec.field(default_factory=list[CollectiveNote])
+    kernels: list[str] = msgspec.field(default_factory=list[str])
 
 
 def annotated_sizes(records: Records) -> frozenset[int]:

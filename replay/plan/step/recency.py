@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from statistics import median_high
 from typing import NamedTuple
 
 import msgspec
@@ -162,7 +161,8 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
 
     def typical(distances: Iterable[int | None]) -> int:
         """Return the median distance. Memory that was never accessed counts with the total number of bytes."""
-        return int(median_high(total if distance is None else distance for distance in distances))
+        in_order = sorted(total if distance is None else distance for distance in distances)
+        return int(in_order[len(in_order) // 2])
 
     return {
         op.id: Recency(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -30,8 +30,7 @@ Event = dict[str, Any]
 _NAME_LENGTH = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One timeline: a graph with the start and end times of its nodes, in µs from the zero common to all timelines."""
 
     title: str

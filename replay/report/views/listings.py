@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Group
 from rich.text import Text
 
@@ -132,7 +132,7 @@ def built_in_view(ops: Iterable[Row]) -> View:
 
 def registrations_view(registrations: Iterable[Registration]) -> View:
     """Return one row per plugin registration."""
-    facts = [asdict(registration) for registration in registrations]
+    facts = [msgspec.structs.asdict(registration) for registration in registrations]
     if not facts:
         nothing = Text("No plugin has registered anything; --plugin FILE loads one.")
         return View(render=lambda width: nothing, facts=lambda: facts)

@@ -9,9 +9,10 @@ that give hints follow it, not the batched call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
@@ -48,7 +49,7 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usu
     sample = sample_known.first_tensor()
     if sample is None or not own.shape or own.shape[1:] != sample.shape or own.dtype != sample.dtype:
         return None
-    of_sample = replace(context, relatives=cache(partial(around.above, 0)))
+    of_sample = msgspec.structs.replace(context, relatives=cache(partial(around.above, 0)))
     guessed = _of_sample(match.spec, arg, sample_known, of_sample, usual)
     if guessed is None:
         return None
@@ -56,7 +57,7 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usu
     return (
         None
         if batched is MISSING
-        else replace(guessed, value=batched, why=f"the same as for one sample: {guessed.why}")
+        else msgspec.structs.replace(guessed, value=batched, why=f"the same as for one sample: {guessed.why}")
     )
 
 

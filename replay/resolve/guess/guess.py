@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
+
+import msgspec
 
 from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import Value
@@ -117,7 +118,7 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess
 
 def _with_others(op: str, arg: ArgSpec, guessed: Guess) -> Guess:
     """Add a note on the effect of other values to the guess of a string about which the trace says nothing."""
-    return replace(guessed, why=guessed.why + texts.what_others_take(op, arg.name, guessed.value))
+    return msgspec.structs.replace(guessed, why=guessed.why + texts.what_others_take(op, arg.name, guessed.value))
 
 
 def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
@@ -125,7 +126,7 @@ def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
     value: object = guessed.value
     if arg.kind in ("int", "float", "bool") and isinstance(value, tuple):
         values = cast("tuple[Any, ...]", value)
-        return replace(guessed, value=values[0]) if len(values) == 1 else None
+        return msgspec.structs.replace(guessed, value=values[0]) if len(values) == 1 else None
     return None if arg.kind in ("int", "int[]", "bool") and isinstance(guessed.value, str) else guessed
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 from itertools import chain, combinations
 
+import msgspec
 from msgspec.structs import replace
 
 from opreplay.replay.ir.call import Call
@@ -49,8 +48,7 @@ _TRUE = re.compile(r"\], (\d+) true: inferred")
 """Matches the number of true elements in the note that `_shown_list` writes for a list with masks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShownIndices:
+class _ShownIndices(msgspec.Struct, frozen=True, kw_only=True):
     """What nested calls show about the index tensors of an index or index_put call."""
 
     tensors: tuple[TensorMeta, ...]
@@ -132,7 +130,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
     known = Call({"self": ReplayArg(name="self", type="Tensor", tensors=metas[:1])})
     if len(metas) > 1 and any(put in signature.name for put in ("put", "masked_index")):
         known["values"] = ReplayArg(name="values", type="Tensor", tensors=metas[1:2])
-    batch = index_tensors(known, dataclass_replace(context, relatives=lambda: inner))
+    batch = index_tensors(known, msgspec.structs.replace(context, relatives=lambda: inner))
     if batch is None or batch.tensors is None or len(batch.tensors) < 2:
         return None
     front = batch.tensors[0]

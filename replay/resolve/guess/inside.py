@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+
+import msgspec
 
 from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
@@ -54,8 +55,7 @@ _BEGIN_EMPTY = frozenset(f"aten::{name}" for name in _BEGIN_EMPTY_NAMES.split())
 _EMPTY: Shape = (0,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Composite:
+class Composite(msgspec.Struct, frozen=True, kw_only=True):
     """The composite op that makes a view; views between the two are skipped."""
 
     call: OpSignature

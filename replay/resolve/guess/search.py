@@ -12,10 +12,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations, islice, product
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
@@ -63,8 +64,7 @@ _REVERSED = re.compile(
 """Ops whose backward restores the input size from the result's gradient with a view, possibly after another op."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments that were tried, with the shape and strides of the result."""
 
     values: Mapping[str, Any]
@@ -75,8 +75,7 @@ class Tried:
     """Whether something in the trace shows the result. If not, the result follows from guessed arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """A possible shape of the result, with its evidence."""
 
     shape: Shape
@@ -100,13 +99,17 @@ def search(spec: OpSpec, known: Call, context: Context, usual: Usual) -> Tried |
         return None
     if spec.name in _STRIDED:
         outer = _result_of_parent(source, context, usual)
-        return None if outer is None else replace(outer, values={"size": outer.shape, "stride": outer.strides})
+        return (
+            None
+            if outer is None
+            else msgspec.structs.replace(outer, values={"size": outer.shape, "stride": outer.strides})
+        )
     if spec.name not in SEARCHED or len(source.shape) > MAX_RANK:
         return None
     targets = list(islice(_targets(spec.name, source, context, usual), MAX_TARGETS))
     results = _results(spec, source, known, context.relatives(), [target.shape for target in targets])
     shown = (t for t in targets if t.shape in results if t.sure or t.shape != source.shape)
-    return next((replace(results[t.shape], why=t.why) for t in shown), None)
+    return next((msgspec.structs.replace(results[t.shape], why=t.why) for t in shown), None)
 
 
 def _forward(name: str, known: Call, context: Context) -> Tried | None:
@@ -118,7 +121,7 @@ def _forward(name: str, known: Call, context: Context) -> Tried | None:
     recorded = Call({name: known[name] for name in ("dim", "end") if name in known})
     source = TensorMeta(shape=sizes, dtype=grad.dtype)
     tried = _results(spec, source, recorded, context.relatives(), [grad.shape]).get(grad.shape)
-    return tried and replace(tried, why="the size of the gradient")
+    return tried and msgspec.structs.replace(tried, why="the size of the gradient")
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
@@ -132,12 +135,12 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
     match = best_match(specs_of(call.name), recorded_args(call))
     if match is None:
         return None
-    caller, known = replace(context, relatives=cache(lambda: above(0))), recorded_by_name(match)
+    caller, known = msgspec.structs.replace(context, relatives=cache(lambda: above(0))), recorded_by_name(match)
     tried = search(match.spec, known, caller, usual)
     if tried is None:
         return _usual_result(match, source, known, caller, usual, place=around.places[0])
     result = _called(match.spec, source, list(tried.values.values()), place=around.places[0])
-    return result and replace(result, why=f"as {call.name}: {tried.why}")
+    return result and msgspec.structs.replace(result, why=f"as {call.name}: {tried.why}")
 
 
 def _usual_result(
@@ -152,7 +155,7 @@ def _usual_result(
             why, shown = guessed.why, False
     values = [_plain(known, arg) for arg in _positional(match.spec)]
     result = _called(match.spec, source, values, place=place)
-    return result and replace(result, why=f"as {match.spec.name}: {why}", shown=shown)
+    return result and msgspec.structs.replace(result, why=f"as {match.spec.name}: {why}", shown=shown)
 
 
 def _positional(spec: OpSpec) -> list[ArgSpec]:

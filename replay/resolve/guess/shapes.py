@@ -8,7 +8,8 @@ evidence; constants are in `guess`.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+import msgspec
 
 from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
@@ -84,10 +85,12 @@ def _size_without_batch(known: Call, context: Context) -> Guess | None:
     if own is None or inside is None or batch is None or not batch.shape or batch.shape[1:] != own.shape:
         return None
     given = Call({"self": ReplayArg(name="self", type="Tensor", tensors=(batch,))})
-    guessed = _factory_size(given, replace(context, relatives=lambda: inside[1]))
+    guessed = _factory_size(given, msgspec.structs.replace(context, relatives=lambda: inside[1]))
     if guessed is None or guessed.value[:1] != batch.shape[:1]:
         return None
-    return replace(guessed, value=guessed.value[1:], why=f"the same as for a batch of {batch.shape[0]}: {guessed.why}")
+    return msgspec.structs.replace(
+        guessed, value=guessed.value[1:], why=f"the same as for a batch of {batch.shape[0]}: {guessed.why}"
+    )
 
 
 def _memory_size(around: Relatives) -> Guess | None:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
@@ -17,8 +18,7 @@ NOT_INSIDE = 99
 """Level of the backward node of the call itself, if it comes first in `following`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relatives:
+class Relatives(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded calls around one call, which show shapes that the call itself does not show."""
 
     name: str = ""
@@ -73,8 +73,7 @@ class Relatives:
         return (*self.children, *self.inner)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a call besides its own arguments, as evidence for guesses."""
 
     device: str = "cpu"
@@ -94,8 +93,7 @@ class Context:
     relatives: Callable[[], Relatives] = Relatives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
+class Guess(msgspec.Struct, frozen=True, kw_only=True):
     """A value that is not in the trace, with the reason for choosing it."""
 
     why: str

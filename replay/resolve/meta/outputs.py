@@ -8,7 +8,6 @@ short sequence, and the results are extended.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -93,8 +92,7 @@ def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
     return msgspec.msgpack.encode(results)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetaCall:
+class MetaCall(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments and results of one call on meta tensors."""
 
     arguments: dict[str, Any]

@@ -7,8 +7,9 @@ Contains the registration, and what user code receives and returns. `resolver` r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from opreplay.initializers.user_code import failed_at
 from opreplay.replay.ir.recorded_call import ABSENT, RecordedArg, plain_number
@@ -19,8 +20,7 @@ from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCall:
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a conversion: one recorded op."""
 
     name: str
@@ -33,8 +33,7 @@ class RecordedCall:
     """Batch of the iteration that the op ran in, if the trace records it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a conversion: the op to call instead of the recorded one."""
 
     op: str
@@ -45,7 +44,7 @@ class Conversion:
     """Arguments in the order of the schema of `op`. Each is an entry of `RecordedCall.args`, a TensorMeta, a number, a
     bool, a string, a dtype, None, or a list of one of these.
     """
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Arguments by name; `args` fill the remaining arguments of the schema in order."""
     note: str
     """Text that says how the call differs from the recorded call; stored with the result and shown in the report."""

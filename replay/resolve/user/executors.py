@@ -11,7 +11,6 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -36,8 +35,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _DOTTED = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\.(\w+))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserExecutor(OpFunction):
+class UserExecutor(OpFunction, frozen=True, kw_only=True):
     """A callable registered to run recorded ops."""
 
     schema: str | None = None
@@ -48,7 +46,7 @@ class UserExecutor(OpFunction):
     """Function that returns the results on meta tensors."""
     lists: bool = False
     """Whether the callable is a function (inputs, attrs): tensors are passed by position, everything else by name."""
-    overloads: Mapping[str, str] = field(default_factory=dict[str, str])
+    overloads: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Op → the only overload that the callable was registered for."""
     program: bool = False
     """Whether this is a tile program, which computes values on the CPU, so its time is not the time of a kernel."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
@@ -20,8 +19,7 @@ from opreplay.replay.resolve.policy import VENDOR_STRING_ARGUMENTS
 from opreplay.replay.resolve.user.executors import UserExecutor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonFunction(UserExecutor):
+class PythonFunction(UserExecutor, frozen=True, kw_only=True):
     """A function of the module that the user named for an op namespace."""
 
     module: str

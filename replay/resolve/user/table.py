@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from typing import TypeVar
 
@@ -19,8 +18,7 @@ _PATTERN = re.compile(r"[A-Za-z_]\w*::[\w*?]+")
 _BARE = re.compile(r"[A-Za-z_]\w*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpFunction(UserFunction):
+class OpFunction(UserFunction, frozen=True, kw_only=True):
     """A user's function for recorded ops; the part of an op name after the namespace may contain * and ?."""
 
     bare: bool = False

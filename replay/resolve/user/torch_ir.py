@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from opreplay.initializers.user_code import place_of
 from opreplay.replay.ir.recorded_call import RecordedArg
@@ -26,8 +27,7 @@ from opreplay.traces.model import TensorMeta
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a conversion: one recorded call."""
 
     name: str
@@ -37,24 +37,23 @@ class NodeInfo:
     """Name of the op as recorded, "namespace::op"."""
     args: tuple[Any, ...]
     """Arguments in recorded order: TensorMeta, lists of TensorMeta, numbers, None."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     input_metas: list[TensorMeta]
     """All tensors, with lists flattened."""
-    output_metas: list[TensorMeta] = field(default_factory=list[TensorMeta])
+    output_metas: list[TensorMeta] = msgspec.field(default_factory=list[TensorMeta])
     """Always empty, because a trace does not hold the outputs."""
     attrs: dict[str, Any]
     """All arguments except tensors, by the names in the op's schema."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpNode:
+class OpNode(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a conversion: the op to run, "aten.relu.default" or "custom.gate", and its arguments."""
 
     name: str = ""
     op_type: str
     inputs: Sequence[TensorMeta]
     outputs: Sequence[TensorMeta] = ()
-    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    attrs: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 def register_op(*ops: str) -> Callable[[Function], Function]:

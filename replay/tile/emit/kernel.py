@@ -9,8 +9,9 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.tile.emit.values import (
     Block,
@@ -44,8 +45,7 @@ def _is_single(size: object) -> bool:
     return isinstance(size, int) and size == 1
 
 
-@dataclass(slots=True)
-class Statement:
+class Statement(msgspec.Struct):
     """An assignment of an expression to a target, or a call without a target."""
 
     target: Value | None
@@ -53,8 +53,7 @@ class Statement:
     line: tuple[str, int]
 
 
-@dataclass(slots=True)
-class Loop:
+class Loop(msgspec.Struct):
     """A loop on one core; `body` may contain other loops."""
 
     head: str
@@ -62,8 +61,7 @@ class Loop:
     line: tuple[str, int]
 
 
-@dataclass(slots=True)
-class Fork:
+class Fork(msgspec.Struct):
     """A branch point of a program; each run takes one branch."""
 
     conditions: list[str]
@@ -71,8 +69,7 @@ class Fork:
     line: tuple[str, int]
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """The branches of a condition: (condition, body), with the else branch last."""
 
     branches: list[tuple[str, list[Node]]]
@@ -82,8 +79,7 @@ class Choice:
 Node = Statement | Loop | Fork | Choice
 
 
-@dataclass(slots=True)
-class BlockSize:
+class BlockSize(msgspec.Struct):
     """The power of two used as a kernel's block size along a dimension."""
 
     name: str
@@ -92,21 +88,20 @@ class BlockSize:
     least: int = 1
 
 
-@dataclass(slots=True)
-class Kernel:
+class Kernel(msgspec.Struct):
     """The recorded statements of one run of a program."""
 
-    statements: list[Node] = field(default_factory=list["Node"])
-    sizes: dict[str, BlockSize] = field(default_factory=dict[str, BlockSize])
+    statements: list[Node] = msgspec.field(default_factory=list["Node"])
+    sizes: dict[str, BlockSize] = msgspec.field(default_factory=dict[str, BlockSize])
     """Size expression → block size that is at least this size."""
-    conditions: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    conditions: dict[str, frozenset[str]] = msgspec.field(default_factory=dict[str, frozenset[str]])
     """Condition that the launcher checks → arguments that it depends on."""
-    fixed: dict[str, Any] = field(default_factory=dict[str, Any])
+    fixed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Argument → value that the argument must have."""
-    dtypes: dict[str, str] = field(default_factory=dict[str, str])
+    dtypes: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Condition on a dtype → argument whose dtype the condition tests."""
-    contiguous: set[str] = field(default_factory=set[str])
-    hoisted: dict[str, str] = field(default_factory=dict[str, str])
+    contiguous: set[str] = msgspec.field(default_factory=set[str])
+    hoisted: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Expression → name of the kernel argument that the launcher computes from it."""
     grid: str = "1"
 

@@ -11,9 +11,10 @@ import linecache
 import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.tile.cases import Case, base_cases, default_set
 from opreplay.replay.tile.emit.kernel import (
@@ -78,8 +79,7 @@ HELPERS = {"round_half_even": ROUND, "dot": DOT}
 """Name → source of a function that kernels use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """The reason why a program is not emitted."""
 
     program: Program
@@ -90,8 +90,7 @@ class Refusal:
         return f"{Path(self.program.place.rpartition(':')[0]).name}:{self.line}: {self.program.name}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(msgspec.Struct, frozen=True):
     """Source code, the programs whose kernels it contains, and the programs left out."""
 
     text: str
@@ -238,8 +237,7 @@ def _coalesced(body: list[Node]) -> None:
 # Text
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(msgspec.Struct):
     indent: int
     text: str
     target: str
@@ -291,8 +289,7 @@ def _used(lines: list[_Line]) -> list[_Line]:
         lines = left
 
 
-@dataclass(slots=True)
-class _Variant:
+class _Variant(msgspec.Struct):
     """A kernel with the data for its launcher."""
 
     source: str

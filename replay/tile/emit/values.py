@@ -16,6 +16,8 @@ from operator import floordiv, mod
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from opreplay.replay.tile.language.instructions import VECTOR
 from opreplay.replay.tile.language.places import FLOAT8
 from opreplay.replay.tile.language.tiles import Operators
@@ -312,8 +314,7 @@ class DType(str):
         return str.__hash__(self)
 
 
-@dataclass(slots=True)
-class Cell:
+class Cell(msgspec.Struct):
     """Scratch memory: data that one half of a core stores and the other half loads becomes one value of the kernel."""
 
     shape: tuple[Any, ...]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 Env = Mapping["Atom", Any]
 """Loop counters → values: integers for one iteration, or arrays for many iterations at once."""
 NEVER = 1 << 60
@@ -53,8 +55,7 @@ class Computed(Atom):
         return self.first.free() | self.second.free()
 
 
-@dataclass(frozen=True, slots=True)
-class Expr:
+class Expr(msgspec.Struct, frozen=True):
     """A linear combination of atoms."""
 
     parts: tuple[tuple[Atom, Any], ...]
@@ -318,16 +319,14 @@ def _position(value: Any, expr: Expr, notes: Notes) -> Any:
     return Position(value, expr, notes) if expr.parts else value
 
 
-@dataclass(slots=True)
-class Explicit:
+class Explicit(msgspec.Struct):
     """An iteration of a loop that was run."""
 
     number: Expr
     guards: tuple[Guard, ...]
 
 
-@dataclass(slots=True)
-class Skipped:
+class Skipped(msgspec.Struct):
     """Skipped iterations of a loop: `times` periods starting at iteration `first`, as many as the guards allow."""
 
     first: Expr

@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from math import prod
 from pathlib import Path
 from types import CodeType
 from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import Advance, Buffer, Instruction, Part, Repeat, Step
@@ -90,20 +91,19 @@ class NeedsCube(Exception):
     """Raised if a program that was assumed to run on vector cores only uses the cube core."""
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(msgspec.Struct):
     """The recorded work of one core."""
 
-    steps: list[Step] = field(default_factory=list[Step])
-    lines: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    steps: list[Step] = msgspec.field(default_factory=list[Step])
+    lines: list[tuple[str, int]] = msgspec.field(default_factory=list[tuple[str, int]])
     """File and line of each place in the source, by the place's id."""
-    peaks: dict[Place, int] = field(default_factory=dict[Place, int])
+    peaks: dict[Place, int] = msgspec.field(default_factory=dict[Place, int])
     """Memory → maximum number of bytes in use at the same time."""
-    deals: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(
+    deals: list[tuple[tuple[int, ...], tuple[int, ...]]] = msgspec.field(
         default_factory=list[tuple[tuple[int, ...], tuple[int, ...]]]
     )
     """(sizes, block sizes) of each loop that was distributed to cores."""
-    longest: dict[int, int] = field(default_factory=dict[int, int])
+    longest: dict[int, int] = msgspec.field(default_factory=dict[int, int])
     """Place in the source of a loop that a core runs in sequence → the loop's largest number of iterations."""
     index_seen: bool = False
     """Whether the program's work depends on its blocks' positions, so that other cores may do different work."""
@@ -116,8 +116,7 @@ class Recording:
     """Whether both the cube core and vector cores of the group are used."""
 
 
-@dataclass(slots=True)
-class Iteration:
+class Iteration(msgspec.Struct):
     """An iteration that was run."""
 
     begin: int
@@ -132,8 +131,7 @@ class Iteration:
     relative: list[Step] | None = None
 
 
-@dataclass(slots=True)
-class Body:
+class Body(msgspec.Struct):
     """The common work of blocks that differ only in their repetition counts."""
 
     steps: list[Step]
@@ -142,16 +140,15 @@ class Body:
     advance: Advance
 
 
-@dataclass(slots=True)
-class Survey:
+class Survey(msgspec.Struct):
     """The work of each block of a program, independent of its core."""
 
-    bodies: list[Body] = field(default_factory=list[Body])
-    body_of: list[int] = field(default_factory=list[int])
+    bodies: list[Body] = msgspec.field(default_factory=list[Body])
+    body_of: list[int] = msgspec.field(default_factory=list[int])
     """Index in `bodies` of each block's work."""
-    times: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    times: list[tuple[int, ...]] = msgspec.field(default_factory=list[tuple[int, ...]])
     """Repetition counts of each block."""
-    before: list[Step] = field(default_factory=list[Step])
+    before: list[Step] = msgspec.field(default_factory=list[Step])
     """Steps of the program before its loop over blocks."""
     uses: Advance = ()
     """Number of executions of each place in the source before the loop over blocks."""
@@ -159,8 +156,7 @@ class Survey:
     """(number of recorded steps, executions of each place in the source) at the end of the loop over blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overflow:
+class Overflow(msgspec.Struct, frozen=True, kw_only=True):
     """A memory that is used beyond its capacity."""
 
     memory: Place
@@ -174,8 +170,7 @@ class Overflow:
     """Description of the largest buffers reserved at that line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipping:
+class Skipping(msgspec.Struct, frozen=True, kw_only=True):
     """Which work of a core is not run because it repeats other work."""
 
     every: bool = False

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import (
@@ -84,7 +84,7 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
         earlier.number(stream)
     parts = _parts(lanes, tasks, device, earlier)
     graph = _assemble(trace, step, parts, waits, starts, end_us)
-    return replace(graph, recorded_us=_recorded_us(trace, graph), blocked_us=blocked_us)
+    return msgspec.structs.replace(graph, recorded_us=_recorded_us(trace, graph), blocked_us=blocked_us)
 
 
 def _recorded_us(trace: Trace, graph: StepGraph) -> float:
@@ -104,8 +104,7 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
     return min(length_us, max(device_us, host_need(graph, nodes.start_us, ends, begin)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
+class _Start(msgspec.Struct, frozen=True):
     """Start of work at `at_us` on a thread idle since `idle_us`, caused at the point `source`: (track, time)."""
 
     track: int
@@ -119,8 +118,7 @@ class _Start:
     recorded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Thread:
+class _Thread(msgspec.Struct, frozen=True):
     events: HostEvents
     blocks: Blocks
 
@@ -190,8 +188,7 @@ def _blocks(
     return blocks_of(events, begin, end, points, idle)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a graph, with the node numbers of each part before sorting.
 
     Nodes come in this order: blocks of all threads, tasks, and those tasks of the previous step that something waits

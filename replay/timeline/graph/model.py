@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -39,8 +39,7 @@ NO_OP = -1
 """Marks host time outside all recorded ops and calls: Python between ops."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     """One row per device task and per interval of a host thread. Intervals end at launches, at waits, and at points
     that other threads wait for.
 
@@ -71,8 +70,7 @@ class Nodes:
         return len(self.kind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edges:
+class Edges(msgspec.Struct, frozen=True, kw_only=True):
     """Dependencies: row `target` cannot start before `lag_us` after the end of row `source`; sorted by target."""
 
     source: Ints
@@ -92,17 +90,16 @@ class Edges:
         return len(self.source)
 
 
-@dataclass(slots=True)
-class EdgeList:
+class EdgeList(msgspec.Struct):
     """Columns of `Edges` before sorting."""
 
-    source: list[int] = field(default_factory=list[int])
-    target: list[int] = field(default_factory=list[int])
-    lag_us: list[float] = field(default_factory=list[float])
-    kind: list[int] = field(default_factory=list[int])
-    recorded: list[bool] = field(default_factory=list[bool])
-    unknown_us: list[float] = field(default_factory=list[float])
-    possible_us: list[float] = field(default_factory=list[float])
+    source: list[int] = msgspec.field(default_factory=list[int])
+    target: list[int] = msgspec.field(default_factory=list[int])
+    lag_us: list[float] = msgspec.field(default_factory=list[float])
+    kind: list[int] = msgspec.field(default_factory=list[int])
+    recorded: list[bool] = msgspec.field(default_factory=list[bool])
+    unknown_us: list[float] = msgspec.field(default_factory=list[float])
+    possible_us: list[float] = msgspec.field(default_factory=list[float])
 
     def add(
         self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool, possible: bool = False
@@ -153,8 +150,7 @@ class EdgeList:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slices:
+class Slices(msgspec.Struct, frozen=True, kw_only=True):
     """Host time split by the innermost running event; slices are in the order of the threads."""
 
     dur_us: Floats
@@ -164,8 +160,7 @@ class Slices:
     """Row in `Activity.calls` of the running runtime call, or -1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """A host thread or a stream of a device."""
 
     device: bool
@@ -175,24 +170,21 @@ class Lane:
     """Index into `Trace.tracks` for a thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """Links to the previous step: `node[i]` stands for that step's node `source[i]`, and ends when that node ended."""
 
     node: Ints
     source: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unexplained:
+class Unexplained(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded waiting time that no dependency explains; rescheduling keeps it unchanged."""
 
     waits: int = 0
     us: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGraph:
+class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
     """The complete graph of one step."""
 
     step: Step
@@ -222,7 +214,7 @@ class StepGraph:
     """Share of its speed that a kernel loses while a collective runs, estimated from several steps; 0 if unknown."""
     lost_bounds: tuple[float, float] = (0.0, 0.0)
     """Bounds of the 90 % interval of `lost_during_collectives`; equal if no kernel overlapped with a collective."""
-    unexplained: Unexplained = field(default_factory=Unexplained)
+    unexplained: Unexplained = msgspec.field(default_factory=Unexplained)
     blocked_us: float = 0.0
     """Host time in calls that always wait for the device, if it is unknown which work they waited for."""
     dropped_edges: int = 0

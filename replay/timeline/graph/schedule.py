@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import HOST, KERNEL, SHARED, Floats, Ints, StepGraph
@@ -15,8 +15,7 @@ STEADY = 1e-3
 """Copies of a step are scheduled until two consecutive copies differ in length by at most this share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Times of all nodes of a graph, µs after the step's start on the host."""
 
     start_us: Floats

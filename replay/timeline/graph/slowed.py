@@ -8,8 +8,8 @@ position in other steps: how much longer did it take when more of it overlapped 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import COLLECTIVE, KERNEL, Bools, Floats, Ints, StepGraph
@@ -106,7 +106,7 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
 def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
     """Return the graph with its `lost_during_collectives` and `lost_bounds` estimated from the trace."""
     lost, low, high = _lost(trace, graph)
-    return replace(graph, lost_during_collectives=lost, lost_bounds=(low, high))
+    return msgspec.structs.replace(graph, lost_during_collectives=lost, lost_bounds=(low, high))
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
@@ -114,7 +114,11 @@ def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
     result is () if these bounds are equal.
     """
     low, high = graph.lost_bounds
-    return () if high <= low else tuple(replace(graph, lost_during_collectives=lost) for lost in (low, high))
+    return (
+        ()
+        if high <= low
+        else tuple(msgspec.structs.replace(graph, lost_during_collectives=lost) for lost in (low, high))
+    )
 
 
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:

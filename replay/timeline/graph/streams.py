@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import (
@@ -48,20 +48,19 @@ _STREAM_WAITS = ("streamwaitevent",)
 _EVENT_RECORDS = ("eventrecord",)
 
 
-@dataclass(slots=True)
-class TaskEdges:
+class TaskEdges(msgspec.Struct):
     """Dependencies of tasks; ids of source tasks are numbered as in `Earlier.number`."""
 
     launch_lag_us: Floats
     """Lag from each task's launch to its start; NaN if the launch is unknown."""
     launch_unknown_us: Floats
     """Part of each launch lag that no recorded dependency explains."""
-    edges: EdgeList = field(default_factory=EdgeList)
+    edges: EdgeList = msgspec.field(default_factory=EdgeList)
     latency_us: float = 0.0
     gap_us: float = 0.0
     kernels_take_turns: bool = False
-    unexplained: Unexplained = field(default_factory=Unexplained)
-    busy_before_us: dict[int, float] = field(default_factory=dict[int, float])
+    unexplained: Unexplained = msgspec.field(default_factory=Unexplained)
+    busy_before_us: dict[int, float] = msgspec.field(default_factory=dict[int, float])
     """Stream → time until which it must have run work that the trace does not contain."""
 
 

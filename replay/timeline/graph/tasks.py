@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET, Bools, Floats, Ints
@@ -22,8 +21,7 @@ track.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
+class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     """Device work launched in a step, or running in it with unknown launch, sorted by start. Times in µs."""
 
     kind: Ints

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +21,7 @@ _CANN = "CANN"
 _FRAMES = (CALL_KINDS.index("frame"), CALL_KINDS.index("python"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostEvents:
+class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Events on one thread within a step: ops and calls, outer events before inner ones. Times in µs after the step's
     start.
     """
@@ -134,8 +133,7 @@ def main_track(trace: Trace, step: Step) -> int:
 _AUTOGRAD = "autograd::engine::evaluate_function"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     """One thread's time as slices, and as blocks. A block ends where the thread waits or where others wait for it.
 
     Times are in µs after the step's start. Blocks exclude the thread's waits.

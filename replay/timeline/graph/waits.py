@@ -7,8 +7,8 @@ The rules use recorded times. Each rule tells whether the trace records the depe
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC, Floats
@@ -43,8 +43,7 @@ _BLOCKING_OPS = (
 """Ops that always wait for the device, for traces that record no runtime calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWait:
+class HostWait(msgspec.Struct, frozen=True, kw_only=True):
     """A wait of one thread from `start_us` until `until_us` for tasks, or for a point on another thread."""
 
     track: int
@@ -112,8 +111,7 @@ def device_waits(
     return of_trace.waits, of_trace.blocked_us
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """A runtime call that may wait for the device."""
 
     track: int
@@ -333,8 +331,7 @@ def _waits_of_ops(
     return waits, blocked_us
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """An interval in which the main thread is idle (`start_us` to `end_us`) while another thread works (`first_us` to
     `last_us`).
     """

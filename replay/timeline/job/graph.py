@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import (
@@ -29,8 +29,7 @@ from opreplay.replay.timeline.graph.schedule import Schedule, retimed, step_leng
 from opreplay.traces.joins.matched import JobCollectives, Matched, Member
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGraph:
+class RankGraph(msgspec.Struct, frozen=True, kw_only=True):
     """The graph of one rank's step."""
 
     rank: int
@@ -41,8 +40,7 @@ class RankGraph:
     """Position of a collective among the rank's calls → its node in `graph`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobGraph:
+class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     """The joined graph of all ranks; times in `whole` are on the job's clock."""
 
     ranks: tuple[RankGraph, ...]
@@ -345,5 +343,8 @@ def _assembled(joined: _JobBuilder, order: list[int], keep: list[bool], met: lis
         met=tuple(met),
         dropped=dropped,
     )
-    recorded = replace(nodes, dur_us=graph.durations())
-    return replace(graph, whole=replace(whole, nodes=recorded, edges=replace(edges, lag_us=graph.lags())))
+    recorded = msgspec.structs.replace(nodes, dur_us=graph.durations())
+    return msgspec.structs.replace(
+        graph,
+        whole=msgspec.structs.replace(whole, nodes=recorded, edges=msgspec.structs.replace(edges, lag_us=graph.lags())),
+    )

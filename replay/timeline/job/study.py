@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
@@ -44,8 +43,7 @@ from opreplay.traces.names import file_name
 from opreplay.traces.sums import summed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStudy:
+class RankStudy(msgspec.Struct, frozen=True, kw_only=True):
     """Data of one rank for plotting."""
 
     rank: int
@@ -55,8 +53,7 @@ class RankStudy:
     calls: tuple[RankCall, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStudy:
+class JobStudy(msgspec.Struct, frozen=True, kw_only=True):
     """One analysed step of a job."""
 
     timeline: JobTimeline

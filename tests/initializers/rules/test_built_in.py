@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from time import process_time
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -53,7 +53,7 @@ def filled(op: str, seed: int) -> list[bytes]:
     DenseInit().initialize(context)
     rule = registry.find(context)
     assert rule is not None
-    registry.apply(rule, replace(context, generator=torch.Generator().manual_seed(seed)))
+    registry.apply(rule, msgspec.structs.replace(context, generator=torch.Generator().manual_seed(seed)))
     return [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors(args) if t.numel()]
 
 

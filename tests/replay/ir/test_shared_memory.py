@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -132,7 +132,7 @@ def test_only_recorded_sharing_is_taken() -> None:
     both = [rec.tensor for rec in recorded_args(signature)]
     assert [(m.storage, m.storage_offset) for m in both if m] == [(0, 3), (0, 5)]
     for storage in (None, (((0, 3),), ((1, 5),))):
-        apart = [rec.tensor for rec in recorded_args(dataclasses.replace(signature, storage=storage))]
+        apart = [rec.tensor for rec in recorded_args(replace(signature, storage=storage))]
         assert [m.storage for m in apart if m] == [None, None]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -249,7 +249,7 @@ def test_phases_take_only_the_calls_of_their_iterations() -> None:
         Annotation(name="execute_context_1(8)_generation_0(0)", start_ns=0, dur_ns=50_000, track=0),
         Annotation(name="execute_context_0(0)_generation_8(8)", start_ns=90_000, dur_ns=100_000, track=0),
     )
-    marked = replace(trace(rows), annotations=notes)
+    marked = msgspec.structs.replace(trace(rows), annotations=notes)
 
     def calls(phase: Phase) -> dict[str, tuple[int, float]]:
         plan = build_plan(marked, select="all", filters=OpFilter(phase=phase))

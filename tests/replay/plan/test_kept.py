@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -58,7 +57,7 @@ def test_whatever_changes_makes_a_new_plan(made: list[str], trace: Trace, monkey
     planned(trace, ALL, device="cpu")
     later = trace.ops.dur_ns.copy()
     later[0] += 1
-    other = dataclasses.replace(trace, ops=dataclasses.replace(trace.ops, dur_ns=later))
+    other = msgspec.structs.replace(trace, ops=msgspec.structs.replace(trace.ops, dur_ns=later))
     planned(other, ALL, device="cpu")  # one nanosecond of one op
     planned(trace, msgspec.structs.replace(ALL, top=3), device="cpu")
     planned(trace, ALL, device="cpu", in_order=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -51,7 +51,7 @@ def row(n: int, time_us: float, **changes: Any) -> Row:
         l2="warm",
         time_us=time_us,
     )
-    return replace(one, **changes)
+    return msgspec.structs.replace(one, **changes)
 
 
 def times(program: Program, ratios: Sequence[float], **changes: Any) -> list[Row]:
@@ -98,7 +98,11 @@ def test_an_outlier_moves_the_factor_little_and_the_band_much(program: Program) 
 
 def test_rows_that_tell_the_same_arguments_are_one_case(program: Program) -> None:
     rows = times(program, (1.2, 1.3))
-    again = [replace(rows[0], cores=8), replace(rows[0], settings="rows=4"), replace(rows[1], time_us=rows[1].time_us)]
+    again = [
+        msgspec.structs.replace(rows[0], cores=8),
+        msgspec.structs.replace(rows[0], settings="rows=4"),
+        msgspec.structs.replace(rows[1], time_us=rows[1].time_us),
+    ]
     known = calibrate(program, DEVICE, [*rows, *again])
     assert known.cases == 2
     assert known.refused == "measured twice: 3 different cases are needed"
@@ -136,10 +140,13 @@ def test_on_other_cores_and_devices_of_a_file(program: Program, tmp_path: Path) 
 
 def test_rows_of_other_devices_and_programs_are_left_alone(program: Program) -> None:
     rows = times(program, (1.2, 1.2, 1.2))
-    others = [replace(rows[0], soc="910b3", time_us=9e9), replace(rows[0], program="other", case="?")]
+    others = [
+        msgspec.structs.replace(rows[0], soc="910b3", time_us=9e9),
+        msgspec.structs.replace(rows[0], program="other", case="?"),
+    ]
     assert calibrate(program, DEVICE, [*rows, *others]).factor == pytest.approx(1.2)
     with pytest.raises(UsageError, match=r"times.csv:512: .*910x"):
-        calibrate(program, DEVICE, [*rows, replace(rows[0], soc="910x")])
+        calibrate(program, DEVICE, [*rows, msgspec.structs.replace(rows[0], soc="910x")])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_rest_of_the_trace_is_the_same(shared_traces: Path) -> None:
         assert names[0] == names[1]
         for table in ("ops", "kernels"):
             a, b = getattr(plain, table), getattr(timed, table)
-            for column in set(a.__dataclass_fields__) - {"track", "name"}:
+            for column in set(a.__struct_fields__) - {"track", "name"}:
                 if getattr(a, column) is not None:  # the timing comes with torch's numbers of calls
                     assert np.array_equal(getattr(a, column), getattr(b, column)), (name, table, column)
 

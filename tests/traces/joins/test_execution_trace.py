@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -42,8 +43,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
 def stripped(trace: Trace, *, ids: bool) -> Trace:
     """The trace as if it had been recorded without shapes."""
     bare = tuple(OpSignature(name=signature.name) for signature in trace.signatures)
-    ops = trace.ops if ids else replace(trace.ops, record_function_id=None)
-    return replace(trace, signatures=bare, ops=ops, info=replace(trace.info, metadata_level="none"))
+    ops = trace.ops if ids else msgspec.structs.replace(trace.ops, record_function_id=None)
+    return msgspec.structs.replace(
+        trace, signatures=bare, ops=ops, info=msgspec.structs.replace(trace.info, metadata_level="none")
+    )
 
 
 def joined(trace: Trace) -> ShapeJoin:
@@ -72,7 +75,7 @@ def test_one_iteration_serves_all(recorded: tuple[Trace, Trace]) -> None:
     kineto, donor = recorded
     third = len(donor.ops) // 3
     assert donor.ops.parent is not None
-    part = replace(
+    part = msgspec.structs.replace(
         donor.ops,
         signature=donor.ops.signature[:third],
         start_ns=donor.ops.start_ns[:third],
@@ -81,7 +84,7 @@ def test_one_iteration_serves_all(recorded: tuple[Trace, Trace]) -> None:
         parent=np.where(donor.ops.parent[:third] < third, donor.ops.parent[:third], -1),
         record_function_id=None,
     )
-    counts = joined(join_shapes(stripped(kineto, ids=False), replace(donor, ops=part)))
+    counts = joined(join_shapes(stripped(kineto, ids=False), msgspec.structs.replace(donor, ops=part)))
     given = counts.by_sequence + counts.by_context
     assert given > 0.95 * (len(kineto.ops) - counts.no_arguments)
 
@@ -130,7 +133,7 @@ def test_contradicting_shapes_are_not_taken(recorded: tuple[Trace, Trace]) -> No
         else signature
         for signature in donor.signatures
     )
-    result = join_shapes(kineto, replace(donor, signatures=wrong))
+    result = join_shapes(kineto, msgspec.structs.replace(donor, signatures=wrong))
     assert joined(result).disagreeing == 6
     assert all(signature.dims[0] != (9, 9) for signature in result.signatures if signature.dims)
 
@@ -138,7 +141,9 @@ def test_contradicting_shapes_are_not_taken(recorded: tuple[Trace, Trace]) -> No
 def test_ids_of_another_run_are_no_evidence(recorded: tuple[Trace, Trace]) -> None:
     kineto, donor = recorded
     assert donor.ops.record_function_id is not None
-    moved = replace(donor, ops=replace(donor.ops, record_function_id=donor.ops.record_function_id[::-1].copy()))
+    moved = msgspec.structs.replace(
+        donor, ops=msgspec.structs.replace(donor.ops, record_function_id=donor.ops.record_function_id[::-1].copy())
+    )
     counts = joined(join_shapes(stripped(kineto, ids=True), moved))
     assert counts.by_record_function_id == 0
     assert counts.unmatched == 0
@@ -149,7 +154,9 @@ def test_only_an_execution_trace_with_arguments_can_donate(recorded: tuple[Trace
     with pytest.raises(UsageError, match="is not an ExecutionTrace"):
         join_shapes(kineto, kineto)
     with pytest.raises(UsageError, match="records no arguments"):
-        join_shapes(kineto, replace(donor, info=replace(donor.info, metadata_level="none")))
+        join_shapes(
+            kineto, msgspec.structs.replace(donor, info=msgspec.structs.replace(donor.info, metadata_level="none"))
+        )
 
 
 def test_public_linear_run(shared_traces: Path) -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -167,8 +166,7 @@ class TorchPrepared(Prepared):
         return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in floats)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """Where the contents of arguments come from."""
 
     registry: Registry | None = None
@@ -519,7 +517,9 @@ class TorchExecutor(Executor):
         if not supplied:
             return name, reports
         remaining = [
-            replace(report, assumed={arg: what for arg, what in report.assumed.items() if arg not in supplied})
+            msgspec.structs.replace(
+                report, assumed={arg: what for arg, what in report.assumed.items() if arg not in supplied}
+            )
             for report in reports
         ]
         return f"{name} + {RECORDED}", [*remaining, InitReport(assumed=supplied)]

@@ -11,17 +11,17 @@ imported only when a row is used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
+
+import msgspec
 
 from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ops.calls import by_schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Legacy:
+class Legacy(msgspec.Struct, frozen=True, kw_only=True):
     """One overload that torch removed after some version, and its equivalent."""
 
     schema: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch._C._dynamo import eval_frame
@@ -430,7 +430,7 @@ def test_a_sequence_calls_what_an_op_alone_calls() -> None:
     """It called by torch.ops, whose boxed arguments cost 1 to 3 us an op."""
     policy, timer = Policy(), Asked()
     executor = TorchExecutor("cpu", lambda wanted: find_overload(wanted, policy), memory_bytes=1 << 26, threads=1)
-    parts = replace(executor.for_sequences(), timer=timer)
+    parts = msgspec.structs.replace(executor.for_sequences(), timer=timer)
     executor.for_sequences = lambda: parts
     ops = [RELU, ADD_, SLICE, CAT]
     outcome = served(executor, ops, [0, 1, 2, 3])

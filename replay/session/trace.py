@@ -193,6 +193,43 @@ def open(
 
     Raises TraceError for a file that cannot be read, UsageError for arguments that cannot be combined.
     """
+    return _open(
+        source,
+        device=device,
+        select=select,
+        include=include,
+        exclude=exclude,
+        top=top,
+        min_share=min_share,
+        phase=phase,
+        allow_imports=allow_imports,
+        plugins=plugins,
+        custom_op_dirs=custom_op_dirs,
+        execution_trace=execution_trace,
+        kernel_details=kernel_details,
+        limits=limits,
+    )
+
+
+def _open(
+    source: Source,
+    *,
+    timed: bool = False,
+    device: str = "cpu",
+    select: Literal["owner", "leaf", "top", "all"] = "owner",
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    top: int | None = None,
+    min_share: float | None = None,
+    phase: Phase | None = None,
+    allow_imports: Imports | None = None,
+    plugins: str | Sequence[str] = (),
+    custom_op_dirs: str | Sequence[str] = (),
+    execution_trace: str | Sequence[str] | None = None,
+    kernel_details: str | None = None,
+    limits: Limits | None = None,
+) -> OpenTrace:
+    """Check the options of `open`, load plugins, and read the source; `timed` as in `_read`."""
     if top is not None and top < 1:
         raise UsageError(f"top is {top}", hint="It must be at least 1; None takes all.")
     if min_share is not None and not 0 <= min_share <= 1:
@@ -201,7 +238,7 @@ def open(
     named = (*several(plugins), *several(custom_op_dirs))
     load_plugins(named)
     plugin_names = plugin_files(named)
-    read = _read(source, several(execution_trace or ()), kernel_details, limits)
+    read = _read(source, several(execution_trace or ()), kernel_details, limits, timed)
     selection = Selection(
         select=select,
         include=several(include),
@@ -219,8 +256,7 @@ def _read(
     execution_traces: tuple[str, ...],
     kernel_details: str | None,
     limits: Limits | None,
-    *,
-    timed: bool = False,
+    timed: bool,
 ) -> Trace | ReplayPlan | Files:
     """Read a single file; for several files, return their paths without reading them.
 
@@ -268,13 +304,8 @@ def open_if_needed(source: Source | OpenTrace, *, timed: bool = False, **selecti
     UsageError for options given with a trace that is already open.
     """
     if not isinstance(source, OpenTrace):
-        if timed and not isinstance(source, (Trace, ReplayPlan)) and not names_several(paths_of(source)):
-            execution_traces = several(selecting.pop("execution_trace", None) or ())
-            tables, limits = selecting.pop("kernel_details", None), selecting.pop("limits", None)
-            read = _read(source, execution_traces, tables, limits, timed=True)
-            source = source if isinstance(read, Files) else read
-        return open(source, **selecting)
-    if given := [name for name, value in selecting.items() if value]:
+        return _open(source, timed=timed, **selecting)
+    if given := [name for name, value in selecting.items() if value or value == 0]:
         raise UsageError(
             f"{given[0]} only applies when opening a file, but the trace is already open",
             hint="Pass it to opreplay.open.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import opreplay
+from opreplay.replay.session import trace as session_trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
@@ -91,6 +93,29 @@ def test_a_plan_is_one_line_at_a_prompt() -> None:
     plan = opreplay.plan(sample_path("transformer_infer"))
     assert repr(plan).startswith("ReplayPlan of 'transformer_infer.json.gz': 89 ops")
     assert len(repr(plan)) < 100
+
+
+@pytest.mark.parametrize("ask", [opreplay.open, opreplay.plan, opreplay.simulate])
+@pytest.mark.parametrize("options", [{"top": 0}, {"min_share": 2.0}, {"plugins": "no_such_plugin.py"}])
+def test_options_are_refused_before_a_file_is_read(ask: Any, options: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"top is 0|min_share is 2|no_such_plugin"):
+        ask(tmp_path / "missing.json", **options)
+
+
+def test_open_and_the_functions_that_open_take_the_same_options() -> None:
+    def defaults(function: Any) -> dict[str, Any]:
+        parameters = inspect.signature(function).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+    internal = defaults(session_trace._open)
+    assert internal.pop("timed") is False
+    assert defaults(opreplay.open) == internal
+    assert set(internal) == set(session_trace.Selecting.__annotations__)
+
+
+def test_no_option_applies_to_a_trace_that_is_open(trace: opreplay.OpenTrace) -> None:
+    with pytest.raises(UsageError, match="top only applies"):
+        opreplay.simulate(trace, top=0)
 
 
 @pytest.mark.parametrize("opened", [opreplay.open, opreplay.inspect, opreplay.timeline, opreplay.step])

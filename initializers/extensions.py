@@ -21,6 +21,7 @@ from opreplay.initializers.user_code import (
     load_entry_point,
     load_user_code,
     place_of_class,
+    redefines_class,
 )
 from opreplay.traces.errors import UsageError
 
@@ -38,13 +39,14 @@ _sources: dict[str, str] = {}
 def register_initializer(kind: Kind) -> Kind:
     """Register an initializer class; used as a decorator.
 
-    The class is a `CustomInit`, or is written for TraceLens. Raises UsageError for a name that is already taken, and
-    for a class that could not apply to any op.
+    The class is a `CustomInit`, or is written for TraceLens. If a notebook cell is edited or run again, the new class
+    replaces the earlier one. Raises UsageError for a name that another class has taken, and for a class that could not
+    apply to any op.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
     refuse_unusable(adapted, adapted.op_patterns, kind)
     known = _registered.get(adapted.name)
-    if known is not None and known is not adapted:
+    if known is not None and known is not adapted and not redefines_class(kind, getattr(known, "written", known)):
         raise UsageError(
             f"{place_of_class(kind)}: there is already an initializer named {adapted.name!r}, from "
             f"{place_of_class(known)}",
@@ -118,6 +120,7 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
         name = getattr(kind, "name", None) or kind.__name__
         op_patterns = tuple(patterns)
         priority = getattr(kind, "priority", USERS_PRIORITY)
+        written = kind
 
         def applies_to(self, context: InitContext) -> bool:
             asked = getattr(original, "applies_to", None)

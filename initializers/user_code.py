@@ -35,6 +35,8 @@ PROGRAM = "this program"
 
 _allowed: ContextVar[bool] = ContextVar("allowed", default=True)
 _loaded: dict[Path, ModuleType] = {}
+_digests: dict[Path, bytes | None] = {}
+"""File that was run → digest of its contents."""
 _sources: dict[str, str] = {}
 _source = PROGRAM
 
@@ -191,9 +193,12 @@ def load_entry_point(entry: EntryPoint) -> Any:
 
 
 def run_file(path: str | Path) -> bool:
-    """Run a Python file unless it ran before; return whether it ran now. Raises whatever the file raises."""
+    """Run a Python file unless it ran before; return whether it ran now.
+
+    Raises UsageError if the file has changed since it ran, and whatever the file raises.
+    """
     whole = Path(path).resolve()
-    if whole in _loaded:
+    if _ran(whole):
         return False
     _remember(whole, _execute(_unique_name(whole, whole.stem), whole))
     return True
@@ -206,7 +211,7 @@ def import_package(folder: str | Path) -> list[Path]:
     that name, the package gets a unique name. Raises whatever the package raises.
     """
     init = Path(folder).resolve() / "__init__.py"
-    if init in _loaded:
+    if _ran(init):
         return []
     name = init.parent.name
     if not name.isidentifier() or not _is_free(name, init):
@@ -221,7 +226,7 @@ def import_from_package(file: str | Path) -> list[Path]:
     Raises whatever the file raises.
     """
     whole = Path(file).resolve()
-    if whole in _loaded:
+    if _ran(whole):
         return []
     package = _loaded[whole.parent / "__init__.py"].__name__
     _without_libraries(lambda: importlib.import_module(f"{package}.{whole.stem}"))
@@ -333,8 +338,29 @@ def _is_free(name: str, init: Path) -> bool:
     return spec is None or spec.origin == str(init)
 
 
+def _ran(file: Path) -> bool:
+    """Check whether this process ran a file.
+
+    Raises UsageError if the file has changed since then: workers run the new version, but this process keeps the
+    registrations of the earlier version.
+    """
+    if file in _loaded and _digests[file] not in (None, _digest(file)):
+        raise UsageError(
+            f"{file} has changed since this process ran it", hint="Restart Python, or the notebook's kernel."
+        )
+    return file in _loaded
+
+
+def _digest(file: Path) -> bytes | None:
+    """Return a digest of a file's contents; None if the file is not there."""
+    try:
+        return blake2b(file.read_bytes(), digest_size=16).digest()
+    except OSError:
+        return None
+
+
 def _remember(file: Path, module: ModuleType) -> None:
-    _loaded[file], _sources[str(file)] = module, _source
+    _loaded[file], _digests[file], _sources[str(file)] = module, _digest(file), _source
 
 
 def _remember_parts(package: str) -> list[Path]:
@@ -385,6 +411,7 @@ def forget_loaded() -> None:
     for module in _loaded.values():
         _forget_module(module.__name__)
     _loaded.clear()
+    _digests.clear()
     _sources.clear()
 
 
@@ -405,6 +432,14 @@ def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool
         return True
     files = place.rpartition(":")[0], before.rpartition(":")[0]
     return files[0] != files[1] and _qualified(function) == _qualified(earlier)
+
+
+def redefines_class(kind: Any, earlier: Any) -> bool:
+    """Check whether a class with a method `initialize` is a new version of an earlier one, like `redefines`."""
+    if (kind.__module__, kind.__qualname__) != (earlier.__module__, earlier.__qualname__):
+        return False
+    method, before = place_of(kind.initialize), place_of(earlier.initialize)
+    return method == before or method.rpartition(":")[0] != before.rpartition(":")[0]
 
 
 def _qualified(function: Callable[..., Any]) -> tuple[str, str]:

@@ -212,3 +212,19 @@ def test_a_file_that_the_program_imports_as_well_is_named(tmp_path: Path, monkey
     with pytest.raises(UsageError) as caught:
         load_plugins([str(tmp_path / "user_module_twice.py")])
     assert "already imported this file as user_module_twice" in caught.value.hint
+
+
+@pytest.mark.parametrize("package", [False, True])
+def test_a_file_that_changed_since_it_ran_is_refused(package: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "changing_plugins"
+    folder.mkdir()
+    file = folder / ("__init__.py" if package else "mine.py")
+    file.write_text("x = 1\n")
+    names = [str(folder if package else file)]
+    for _ in range(2):
+        load_plugins(names)
+    file.touch()
+    load_plugins(names)
+    file.write_text("x = 2\n")
+    with pytest.raises(UsageError, match="has changed"):
+        load_plugins(names)

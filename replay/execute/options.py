@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -124,11 +126,21 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """Memory limit of all tensors of a sequence; None for half of the free device memory at the start."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for negative times and for counts below one."""
+        """Raise UsageError for negative times, for counts below one and for unknown values of a choice."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, (int, str)) and isinstance(value, numbers.Real):  # perhaps one of numpy
+                number = int(value) if isinstance(value, numbers.Integral) else float(value)
+                msgspec.structs.force_setattr(self, name, number)
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise UsageError(f"{name} is {value}", hint=f"It must be at least {least}.")
+            if value is not None and not (isinstance(value, (int, float)) and value >= least):
+                raise UsageError(f"{name} is {value}", hint=f"It must be a number of at least {least}.")
+        for name, choices in _choices().items():
+            value = getattr(self, name)
+            if value not in choices:
+                named = ", ".join(map(repr, choices))
+                raise UsageError(f"{name} is {value!r}", hint=f"Choose one of {named}.")
 
     def hard_limit_s(self) -> float:
         """Return an op's time limit in seconds: at most its share of the run's time, but at least one second."""
@@ -149,6 +161,23 @@ _LEAST = {
     **dict.fromkeys(("min_samples", "max_samples", "visits", "threads", "lanes", "ranks"), 1),
 }
 """Option → minimum value."""
+
+
+@cache
+def _choices() -> dict[str, tuple[str | None, ...]]:
+    """Return the options that accept only certain values, each with these values."""
+    literals = msgspec.inspect.LiteralType
+    found: dict[str, tuple[str | None, ...]] = {}
+    for field in msgspec.structs.fields(RunOptions):
+        kind = msgspec.inspect.type_info(field.type)
+        kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+        values = [value for one in kinds if isinstance(one, literals) for value in one.values]
+        if values:
+            found[field.name] = (
+                *map(str, values),
+                *([None] if any(isinstance(one, msgspec.inspect.NoneType) for one in kinds) else []),
+            )
+    return found
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):

@@ -9,6 +9,7 @@ import msgspec
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.records import L2State
+from opreplay.traces.errors import UsageError
 
 
 class Settings(RunOptions, frozen=True, kw_only=True):
@@ -27,8 +28,15 @@ class Settings(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: RunOptions, **more: Any) -> Settings:
-        """Return settings with the values of run options and further values."""
-        return msgspec.structs.replace(msgspec.convert(options, cls, from_attributes=True), **more)
+        """Return settings with the values of run options and further values.
+
+        Raises UsageError for an option with a value of the wrong type.
+        """
+        try:
+            settings = msgspec.convert(options, cls, from_attributes=True)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"an option has a wrong value: {error}", hint="See opreplay.RunOptions.") from None
+        return msgspec.structs.replace(settings, **more)
 
     def run_options(self) -> RunOptions:
         """Return the run options, with the cache state for predictions."""

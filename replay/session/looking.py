@@ -189,6 +189,8 @@ def timeline(
 
     Raises UsageError for options that cannot be combined, TraceError for a missing step and for an unknown change.
     """
+    if not host_scale > 0:
+        raise UsageError(f"host_scale is {host_scale}", hint="It must be above 0; 1 keeps the recorded host times.")
     load_plugins(several(plugins))
     devices = list(devices_of(soc, cluster).values())
     how = _StepOptions(step, several(what_if), devices, host_scale, _measured(measured))

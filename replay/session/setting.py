@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Trace
 
 Read = TypeVar("Read", bound="Trace | ReplayPlan")
+Path = str | os.PathLike[str]
 DEFAULT_SOC = "910b3"
 
 
@@ -85,9 +87,21 @@ def warn_of_damage(read: Read) -> Read:
     return read
 
 
-def several(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one string or several as a tuple; a single string is one value, not a sequence of characters."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def several(given: Path | Sequence[Path]) -> tuple[str, ...]:
+    """Return one string or path, or several, as a tuple of strings.
+
+    Raises UsageError for anything else, such as None or a mapping.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return (os.fspath(given),)
+    try:
+        if not isinstance(given, Mapping):
+            return tuple(os.fspath(one) for one in given)
+    except TypeError:
+        pass
+    raise UsageError(
+        f"{given!r:.80} is neither a string nor a list of strings", hint="Give a string, a path, or a list."
+    )
 
 
 def devices_of(soc: str | Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypedDict
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.host.needs_torch import require_torch
@@ -22,7 +22,7 @@ from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.op import Op, single_op
-from opreplay.replay.session.setting import Setting, several, warn_of_damage, warn_user
+from opreplay.replay.session.setting import Path, Setting, several, warn_of_damage, warn_user
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
     from opreplay.traces.links.annotations import Phase
 
-Path = str | os.PathLike[str]
 Source = Path | Sequence[Path] | Trace | ReplayPlan
 """A file, glob or folder, or several of these; or a trace or plan that was already read."""
 
@@ -91,13 +90,13 @@ class OpenTrace(Tabular):
     def __iter__(self) -> Iterator[Op]:
         return (single_op(self.plan, op, self.setting) for op in self.plan.ops)
 
-    def __getitem__(self, wanted: str | int) -> Op:
+    def __getitem__(self, wanted: str | SupportsIndex) -> Op:
         """Return an op by name, glob ("aten::*mm*"), start of its id, rank ("#4"), or index from 0 (an int).
 
         If several ops match, the one with the most time is returned; `find` returns all. Raises UsageError if no op
         matches, IndexError for an index that is too large.
         """
-        op = self.plan.ops[wanted] if isinstance(wanted, int) else find_ops(self.plan, wanted)[0]
+        op = find_ops(self.plan, wanted)[0] if isinstance(wanted, str) else self.plan.ops[index(wanted)]
         return single_op(self.plan, op, self.setting)
 
     def find(self, wanted: str) -> tuple[Op, ...]:
@@ -146,9 +145,9 @@ class Selecting(TypedDict, total=False):
     min_share: float | None
     phase: Phase | None
     allow_imports: Imports | None
-    plugins: str | Sequence[str]
-    custom_op_dirs: str | Sequence[str]
-    execution_trace: str | Sequence[str] | None
+    plugins: Path | Sequence[Path]
+    custom_op_dirs: Path | Sequence[Path]
+    execution_trace: Path | Sequence[Path] | None
     kernel_details: str | None
     limits: Limits | None
 
@@ -164,9 +163,9 @@ def open(
     min_share: float | None = None,
     phase: Phase | None = None,
     allow_imports: Imports | None = None,
-    plugins: str | Sequence[str] = (),
-    custom_op_dirs: str | Sequence[str] = (),
-    execution_trace: str | Sequence[str] | None = None,
+    plugins: Path | Sequence[Path] = (),
+    custom_op_dirs: Path | Sequence[Path] = (),
+    execution_trace: Path | Sequence[Path] | None = None,
     kernel_details: str | None = None,
     limits: Limits | None = None,
 ) -> OpenTrace:
@@ -223,9 +222,9 @@ def _open(
     min_share: float | None = None,
     phase: Phase | None = None,
     allow_imports: Imports | None = None,
-    plugins: str | Sequence[str] = (),
-    custom_op_dirs: str | Sequence[str] = (),
-    execution_trace: str | Sequence[str] | None = None,
+    plugins: Path | Sequence[Path] = (),
+    custom_op_dirs: Path | Sequence[Path] = (),
+    execution_trace: Path | Sequence[Path] | None = None,
     kernel_details: str | None = None,
     limits: Limits | None = None,
 ) -> OpenTrace:
@@ -290,8 +289,7 @@ def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
     """Return the paths and patterns of a source as strings. Raises UsageError if there are none."""
     if isinstance(source, Files):
         return source.patterns
-    paths = (source,) if isinstance(source, (str, os.PathLike)) else source
-    patterns = tuple(os.fspath(path) for path in paths)
+    patterns = several(source)
     if not patterns:
         raise UsageError("no trace is named", hint="Name a file, a glob or a folder.")
     return patterns

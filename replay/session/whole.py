@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -116,6 +116,9 @@ def run(
     from opreplay.replay.results.writing import JsonLinesSink
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
+    for name, count in (("workers", workers), ("repeats", repeats)):
+        if count is not None and count < 1:
+            raise UsageError(f"{name} is {count}", hint="It must be at least 1.")
     wanted = options or RunOptions()
     wanted = msgspec.structs.replace(
         wanted,
@@ -304,23 +307,30 @@ def compare(
         force: also compare runs of two machines or two measurement methods.
 
     Raises EnvironmentRefused if two runs are of two machines or two measurement methods, unless `force` is set;
-    UsageError for times that an input does not have.
+    UsageError for times that an input does not have, and for other kinds of input.
     """
     from contextlib import nullcontext
 
     from opreplay.replay.job.times import simulated_times
-    from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
+    from opreplay.replay.plan.recorded.comparing import Operand, compare_operands, open_operand
 
-    sides = [
-        []
-        if operand is None
-        else [
-            operand.file
-            if isinstance(operand, Results)
-            else open_operand(str(operand), progress=nullcontext, activity=True)
-        ]
-        for operand in (before, after)
-    ]
+    if method not in get_args(Method):
+        raise UsageError(f"method is {method!r}", hint=f"Methods are {', '.join(get_args(Method))}.")
+    if not threshold >= 0:
+        raise UsageError(f"threshold is {threshold}", hint="It must be at least 0: 0.05 for 5 %.")
+
+    def operand(given: Results | str | os.PathLike[str]) -> Operand:
+        if isinstance(given, Results):
+            return given.file
+        try:
+            path = os.fspath(given)
+        except TypeError:
+            raise UsageError(
+                f"compare takes files and results of `run`, not {type(given).__name__}", hint="Name the trace's file."
+            ) from None
+        return open_operand(path, progress=nullcontext, activity=True)
+
+    sides = [[] if given is None else [operand(given)] for given in (before, after)]
     judged = compare_operands(
         *sides, times=times, threshold=threshold, method=method, force=force, simulate=simulated_times
     )

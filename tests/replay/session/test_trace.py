@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import opreplay
@@ -39,7 +40,7 @@ def trace(tmp_path: Path) -> opreplay.OpenTrace:
     return opreplay.open(path, select="all")
 
 
-@pytest.mark.parametrize("wanted", ["aten::relu", "aten::r*", "#2", 1, -2])
+@pytest.mark.parametrize("wanted", ["aten::relu", "aten::r*", "#2", 1, -2, np.int64(1)])
 def test_an_op_by_name_glob_rank_and_place(trace: opreplay.OpenTrace, wanted: str | int) -> None:
     assert trace[wanted].name == "aten::relu"
 
@@ -111,6 +112,26 @@ def test_open_and_the_functions_that_open_take_the_same_options() -> None:
     assert internal.pop("timed") is False
     assert defaults(opreplay.open) == internal
     assert set(internal) == set(session_trace.Selecting.__annotations__)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {"a.json": 1}, b"a.json", ["a.json", None]])
+def test_what_is_no_name_is_a_usage_error(wrong: Any) -> None:
+    sample = sample_path("transformer_infer")
+    for ask in (
+        lambda: opreplay.open(wrong),
+        lambda: opreplay.open(sample, include=wrong),
+        lambda: opreplay.simulate(sample, wrong),
+    ):
+        with pytest.raises(UsageError, match="neither a string nor a list of strings"):
+            ask()
+
+
+def test_plugins_and_devices_may_be_paths(tmp_path: Path) -> None:
+    plugin, folder = tmp_path / "nothing_registered.py", tmp_path / "plugins"
+    plugin.write_text("")
+    folder.mkdir()
+    opened = opreplay.open(sample_path("transformer_infer"), plugins=plugin, custom_op_dirs=[folder])
+    assert opened.setting.plugins == (str(plugin),)
 
 
 def test_no_option_applies_to_a_trace_that_is_open(trace: opreplay.OpenTrace) -> None:

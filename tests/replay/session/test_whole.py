@@ -130,3 +130,17 @@ def test_workers_are_not_given_ops_that_only_this_program_knows() -> None:
     assert "isolation" in caught.value.hint
     assert trace[0].prepare().initializer == "mine"
     assert opreplay.run(trace, options=FAKE).summary.replayed == 1
+
+
+def test_wrong_options_and_operands_of_whole_traces_are_usage_errors() -> None:
+    opened = opreplay.open(SAMPLE, top=1)
+    for ask, match in (
+        (lambda: opreplay.run(opened, workers=0), "workers is 0"),
+        (lambda: opreplay.run(opened, repeats=0), "repeats is 0"),
+        (lambda: opreplay.compare(opened, SAMPLE), "not OpenTrace"),  # pyright: ignore[reportArgumentType]
+        (lambda: opreplay.compare(SAMPLE, SAMPLE, method="mean"), "method is 'mean'"),  # pyright: ignore[reportArgumentType]
+        (lambda: opreplay.compare(SAMPLE, SAMPLE, threshold=-1), "threshold is -1"),
+        (lambda: opreplay.timeline(SAMPLE, host_scale=0), "host_scale is 0"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            ask()

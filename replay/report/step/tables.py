@@ -41,6 +41,7 @@ def tables(study: Study) -> Tables:
     """Return the tables of one step by name, such as ops, kernels, critical path, Python, modules and idle causes."""
     timeline, trace = study.timeline, study.names.trace
     tasks = cache(lambda: _tasks(study))
+    together = [] if timeline.what_if_together is None else [timeline.what_if_together]
     return {
         "ops": lambda: _ops(study, tasks()),
         "kernels": lambda: _kernels(tasks()),
@@ -59,7 +60,7 @@ def tables(study: Study) -> Tables:
             {"name": TEXT, "where": TEXT, "us": TIME, "slack_us": TIME},
             {"us": "time_us"},
         ),
-        "what_if": lambda: _changes(timeline.what_if, timeline.socs),
+        "what_if": lambda: _changes([*timeline.what_if, *together], timeline.socs, "work_gain_us"),
         "advice": lambda: of_fields("What to do first", advise(study).items, _ADVICE),
         "simulated": lambda: of_fields(
             "Simulated",
@@ -209,11 +210,14 @@ def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]
     return Table("Time of the step", columns, CATEGORY_ROWS)
 
 
-def _changes(changes: Sequence[WhatIf] | Sequence[JobChange], socs: Mapping[str, object]) -> AnyTable:
-    """Return the step length after each change; changes that match nothing in the step have no times."""
+def _changes(changes: Sequence[WhatIf] | Sequence[JobChange], socs: Mapping[str, object], *more: str) -> AnyTable:
+    """Return the step length after each change, and `more` times of it.
+
+    Changes that match nothing in the step have no times.
+    """
     times = [
         Column[Any](field, lambda change, field=field: getattr(change, field) if change.matched else None, TIME)
-        for field in ("step_us", "low_us", "high_us", "gain_us")
+        for field in ("step_us", "low_us", "high_us", "gain_us", *more)
     ]
     table = of_fields("What if", changes, {"change": TEXT, "matched": COUNT})
     return msgspec.structs.replace(table, columns=[*table.columns, *times, *_on_socs(socs)])

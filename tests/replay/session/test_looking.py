@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import opreplay
 from opreplay.cli.main import opreplay as command
 from opreplay.replay.ir.step import IDLE_CAUSES
+from opreplay.replay.timeline.timeline import Timeline
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
@@ -88,7 +89,20 @@ def test_a_change_of_nothing_gains_no_time_and_is_told() -> None:
     with pytest.warns(UserWarning, match="nothing_of_the_kind"):
         found = opreplay.timeline(SAMPLE, what_if=["nothing_of_the_kind=0", "aten::add=0"])
     changed = found.what_if.frame()
-    assert changed["matched"].gt(0).tolist() == changed["gain_us"].notna().tolist() == [False, True]
+    assert changed["matched"].gt(0).tolist() == changed["gain_us"].notna().tolist() == [False, True, True]
+
+
+def test_changes_together_and_the_work_that_they_save_are_in_the_frame() -> None:
+    changes = ["aten::convolution_backward*=0.5x", "aten::add=0"]
+    found = opreplay.timeline(SAMPLE, what_if=changes)
+    frame, step = found.what_if.frame(), found.found
+    assert isinstance(step, Timeline)
+    together = step.what_if_together
+    assert together is not None
+    assert frame["change"].tolist() == [*changes, together.change]
+    expected = [change.work_gain_us for change in (*step.what_if, together)]
+    assert frame["work_gain_us"].tolist() == pytest.approx(expected)
+    assert frame["gain_us"].iloc[-1] == pytest.approx(together.gain_us)
 
 
 def test_kernels_of_a_step_add_up_to_its_ops() -> None:

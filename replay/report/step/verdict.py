@@ -117,7 +117,7 @@ def _lost_device_work(step: StepReport) -> bool:
 def _lost(step: StepReport) -> str:
     """Return a note on the events that a damaged trace lost or contains twice; "" if there are none."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in without_copies(step.losses).items())
-    lost = f" Unreadable events are left out: {reasons}." if reasons else ""
+    lost = f" Not everything could be read: {reasons}." if reasons else ""
     copies = copies_text(step.losses)
     return f"{lost} {copies}." if copies else lost
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -169,3 +170,16 @@ def test_other_results_have_tables() -> None:
     compared = opreplay.compare(results, results)
     assert compared.classes.frame()["name"].tolist() == [total.name for total in compared.found.classes]
     assert trace.reasons.frame().empty
+
+
+def test_a_call_with_an_unknown_type_is_counted_and_not_called_left_out(tmp_path: Path) -> None:
+    args = {"Input Dims": [[8]], "Input type": ["mylib::Mine"], "Input Strides": [[1]], "Concrete Inputs": [""]}
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "ts": 10, "dur": 4, "pid": 1, "tid": 1, "args": args}
+    marked = {**op, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 9, "dur": 6, "args": {}}
+    path = tmp_path / "unknown.json"
+    path.write_text(json.dumps({"traceEvents": [marked, op]}))
+    with pytest.warns(UserWarning, match="mylib::Mine"):
+        found = opreplay.inspect(path)
+    assert found.frame("ops")["time_us"].tolist() == [4.0]
+    assert "mylib::Mine" in repr(found)
+    assert "left out" not in repr(found)

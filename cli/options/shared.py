@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PLACE = re.compile(r"#\d+|[0-9a-f]{6,32}")
-"""Matches an op's rank in the list of ops, e.g. #3, or the first digits of its id."""
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -151,13 +149,13 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         allow_import: tuple[tuple[str, str], ...],
         **others: Any,
     ) -> Any:
-        from opreplay.replay.plan.selection import Selection
+        from opreplay.replay.plan.selection import Selection, by_name_and_place
         from opreplay.replay.resolve.policy import named_modules
 
-        by_place = tuple(text for text in include if _PLACE.fullmatch(text))
+        by_name, by_place = by_name_and_place(include)
         selection = Selection(
             select=select,
-            include=tuple(text for text in include if text not in by_place),
+            include=by_name,
             exclude=exclude,
             phase=phase,
             top=top,

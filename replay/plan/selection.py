@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import msgspec
 
 from opreplay.traces.links.annotations import Phase  # at run time, too: a batch sends it to its processes
@@ -35,3 +38,13 @@ class Selection(OpFilter, frozen=True, kw_only=True):
     def narrows(self) -> bool:
         """Whether any filter other than `select` removes ops."""
         return bool(self.include or self.exclude or self.ops or self.top or self.min_share or self.phase)
+
+
+_PLACE = re.compile(r"#\d+|[0-9a-f]{6,32}")
+"""Matches an op's rank in the list of ops, e.g. #3, or the first digits of its id."""
+
+
+def by_name_and_place(include: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts that select ops by name, for `OpFilter.include`, and those by rank or id, for `OpFilter.ops`."""
+    by_place = tuple(text for text in include if _PLACE.fullmatch(text))
+    return tuple(text for text in include if text not in by_place), by_place

@@ -17,7 +17,7 @@ from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
 from opreplay.replay.plan.inputs import Named, names_several, open_input, open_trace, tells_step
 from opreplay.replay.plan.make import find_ops
-from opreplay.replay.plan.selection import Selection
+from opreplay.replay.plan.selection import Selection, by_name_and_place
 from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Tabular
@@ -178,7 +178,7 @@ def open(
         source: a file, a glob or a folder, a list of them, "-" for stdin; or a trace or plan that was already read.
         device: torch device for which ops are resolved and on which they run.
         select: ops that own device time, innermost ops, outermost ops, or all.
-        include: names or globs of the ops to use; all if empty.
+        include: names or globs of the ops to use, the id of an op, or "#4" for the fourth; all if empty.
         exclude: names or globs of ops to leave out.
         top: number of ops to use, the heaviest first.
         min_share: leave out ops below this share of the recorded time, 0.001 for 0.1 %.
@@ -238,14 +238,16 @@ def _open(
     load_plugins(named)
     plugin_names = plugin_files(named)
     read = _read(source, several(execution_trace or ()), kernel_details, limits, timed)
+    by_name, by_place = by_name_and_place(several(include))
     selection = Selection(
         select=select,
-        include=several(include),
+        include=by_name,
         exclude=several(exclude),
         top=top,
         min_share=min_share,
         allow_imports=imports,
         phase=phase,
+        ops=by_place,
     )
     return OpenTrace(read, selection, Setting(device=device, allow_imports=imports, plugins=plugin_names))
 

@@ -84,6 +84,17 @@ def test_a_filter_leaves_ops_out() -> None:
     assert len(opreplay.open(path, top=2)) == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"exclude": "aten::mm"}])
+def test_an_op_can_be_included_by_id_and_by_rank(trace: opreplay.OpenTrace, options: Any) -> None:
+    relu = trace["aten::relu"]
+    rank = "#1" if options else "#2"
+    for include in (relu.id, relu.id[:6], rank, [rank]):
+        opened = opreplay.open(trace.read.info.path, select="all", include=include, **options)
+        assert [op.id for op in opened] == opened.frame()["id"].tolist() == [relu.id]
+    with pytest.raises(UsageError):
+        opreplay.open(trace.read.info.path, select="all", include="#9").frame()
+
+
 def test_a_plan_and_a_trace_that_were_read_can_be_opened(trace: opreplay.OpenTrace) -> None:
     assert opreplay.open(trace.plan)["aten::mm"].id == trace["aten::mm"].id
     assert opreplay.open(trace.read)["aten::mm"].id == trace["aten::mm"].id

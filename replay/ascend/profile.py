@@ -359,7 +359,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     own_slow_paths: tuple[SlowPath, ...] = ()
     """Slow paths given in the device file."""
     is_own_fit: bool = False
-    """Whether a user's file gives its own constants; if so, shipped measured calls do not correct predictions."""
+    """Whether a user's file gives constants that differ from those of every shipped device.
+
+    If so, shipped measured calls do not correct predictions.
+    """
     measured: tuple[OwnMeasurement, ...] = ()
     """Calls that the user measured on the device; they adjust all other predictions."""
     aliases: tuple[str, ...] = ()

@@ -423,7 +423,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
     base = load_file(file.base) if file.base else DeviceFile(schema_version=SCHEMA_VERSION, name="")
     datasheet = base.datasheet | file.datasheet
     number = _values(datasheet)
-    return DeviceProfile(
+    device = DeviceProfile(
         name=file.name,
         title=file.title or file.name,
         version=file.version,
@@ -459,8 +459,16 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         own_slow_paths=file.slow_paths + base.slow_paths,
         datasheet=datasheet,
         measured=file.measured,
-        is_own_fit=any((file.rates, file.families, file.slow_paths)) and canonical_name(file.name) is None,
     )
+    has_constants = any((file.rates, file.families, file.slow_paths)) and canonical_name(file.name) is None
+    if not has_constants or any(_has_constants_of(device, _load_shipped(name)) for name in list_devices()):
+        return device
+    return msgspec.structs.replace(device, is_own_fit=True)
+
+
+def _has_constants_of(device: DeviceProfile, shipped: DeviceProfile) -> bool:
+    """Check whether a device has the constants of a shipped device, as a copy of its file has."""
+    return all(getattr(device, part) == getattr(shipped, part) for part in ("rates", "families", "own_slow_paths"))
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import list_devices, load_device
+from opreplay.replay.session.single import op as op_of
 
 
 def run(*args: str) -> str:
@@ -52,6 +54,19 @@ def test_the_file_of_a_device_is_a_start_for_ones_own(tmp_path: Path) -> None:
     assert load_device(path).aic_cores == load_device("910b3").aic_cores
     assert run("--show", str(path), "--format", "toml") == path.read_text(encoding="utf-8")
     assert "aic_cores" in run("--show", str(path))
+
+
+@pytest.mark.parametrize("name", ["910b3", "950pr"])
+def test_a_renamed_copy_predicts_as_the_device_until_a_constant_changes(name: str, tmp_path: Path) -> None:
+    copy, changed = tmp_path / "copy.toml", tmp_path / "changed.toml"
+    text = run("--show", name, "--format", "toml").replace(f'name = "{name}"', 'name = "mine"', 1)
+    copy.write_text(text, encoding="utf-8")
+    changed.write_text(re.sub(r"(?m)^(launch_one_us = \{ value = )[\d.]+", r"\g<1>3.25", text), encoding="utf-8")
+    for call in ("aten::layer_norm(f16[1024,1024], [1024], f16[1024], f16[1024])", "aten::relu(f32[64,64])"):
+        op = op_of(call)
+        assert op.simulate(str(copy)).time_us == op.simulate(name).time_us
+        assert op.simulate(str(changed)).time_us != op.simulate(name).time_us
+    assert [load_device(file).is_own_fit for file in (copy, changed)] == [False, True]
 
 
 @pytest.mark.parametrize("args", [["--show", "h100"], ["--format", "toml"], ["--show", "/nowhere.toml"]])

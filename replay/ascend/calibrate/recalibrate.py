@@ -169,7 +169,9 @@ def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfil
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
-    """Return the complete TOML text of a user's calibrated device; later releases do not change what it means."""
+    """Return the TOML text of a user's calibrated device: its data sheet, and the constants that differ from the shared
+    model.
+    """
     kernels = len(fit.compared_before)
     device = msgspec.structs.replace(
         fit.after, name=name, title=f"{fit.before.title}, calibrated", aliases=(), version="1"

@@ -298,8 +298,8 @@ def captured_step(
     steps = simulate_plan(PlannedStep(plan, expected_contents()), [load_device(soc)])
     shape = Shape(**fields)
     (step,) = served(
-        with_layers(plan, *repeated), steps, batch=batch, context=context, decodes=phase == "decode",
-        stages=shape.pipeline_parallel, replicas=shape.expert_parallel if shape.spreads else 1,
+        [(with_layers(plan, *repeated), steps)] * shape.pipeline_parallel, batch=batch, context=context,
+        decodes=phase == "decode", replicas=shape.expert_parallel if shape.spreads else 1,
     )  # fmt: skip
     return step
 

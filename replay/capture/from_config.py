@@ -86,16 +86,19 @@ def has_context(path_text: str) -> bool:
     return takes_tokens(class_of(config), config)
 
 
+ONE_STAGE = (
+    "the plan contains one micro-batch in one of {} stages; the other stages wait for it or run other micro-batches"
+)
+"""Note on a plan of one pipeline stage, with the number of stages to fill in."""
+
+
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """Return notes on details of transformers' code that affect times."""
     notes = [UNFUSED]
     if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if shape.pipeline_parallel > 1:
-        notes.append(
-            f"the plan contains one micro-batch in one of {shape.pipeline_parallel} stages; the other stages wait for "
-            f"it or run other micro-batches"
-        )
+        notes.append(ONE_STAGE.format(shape.pipeline_parallel))
     if shape.phase == "train" and shape.ranks > 1:
         notes.append("gradients of parameters that the ranks share are not exchanged")
     return tuple(notes)

@@ -19,7 +19,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step import Step, inversions
 from opreplay.replay.capture.capture import DEFAULTS, capture_target
 from opreplay.replay.capture.config_file import PREFIX
-from opreplay.replay.capture.from_config import Shape, has_context
+from opreplay.replay.capture.from_config import ONE_STAGE, Shape, has_context
 from opreplay.replay.capture.sizes import check_sizes
 from opreplay.replay.capture.target import target_of
 from opreplay.replay.ir.captured import CaptureOptions
@@ -32,6 +32,9 @@ from opreplay.traces.errors import UsageError
 
 Size = TypeVar("Size")
 Row = TypeVar("Row")
+
+Stages = list[tuple[ReplayPlan, list[Step]]]
+"""The plan of each pipeline stage, with its predictions by device; one for a step that is not split into stages."""
 
 Tell = Callable[[int, int, str], None]
 """(number of finished sizes, total number of sizes, name of the next size)."""
@@ -60,18 +63,20 @@ def vary_config(
     """
     check_sizes(target, shape, sizes)
 
-    def captured(fields: dict[str, Any]) -> ReplayPlan:
-        return form(capture_target(target_of(target, fields), options))
+    def captured(fields: dict[str, Any]) -> list[ReplayPlan]:
+        ranks = _ranks_of_stages(Shape(**fields), options.rank)
+        return [
+            form(capture_target(target_of(target, fields), msgspec.structs.replace(options, rank=rank)))
+            for rank in ranks
+        ]
 
-    def rows_of(fields: dict[str, Any], plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
+    def rows_of(fields: dict[str, Any], stages: Stages) -> list[ServedStep]:
         wanted = Shape(**fields)
         return served(
-            plan,
-            steps,
+            stages,
             batch=wanted.batch,
             context=wanted.context,
             decodes=wanted.phase == "decode",
-            stages=wanted.pipeline_parallel,
             replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
 
@@ -80,13 +85,15 @@ def vary_config(
     path = target.removeprefix(PREFIX)
     if first.phase == "prefill" and not has_context(path):
 
-        def sized_rows(fields: dict[str, Any], plan: ReplayPlan, steps: list[Step]) -> list[SizedStep]:
-            return sized(plan, steps, {name: fields[name] for name in sizes})
+        def sized_rows(fields: dict[str, Any], stages: Stages) -> list[SizedStep]:
+            return sized(*stages[0], {name: fields[name] for name in sizes})
 
         rows, notes = _rows(wanted, captured, sized_rows, devices, tell)
         ways = [first.phase, first.dtype, *([f"weights {weights}"] if weights else [])]
         return SizedSteps(source=f"{Path(path).name} ({', '.join(ways)})", rows=tuple(rows), notes=notes)
     rows, notes = _rows(wanted, captured, rows_of, devices, tell)
+    one_stage = ONE_STAGE.format(first.pipeline_parallel)
+    notes = tuple(_ALL_STAGES if note == one_stage else note for note in notes)
     return ServedSteps(
         model=Path(path).name,
         phase=first.phase,
@@ -123,11 +130,11 @@ def vary_file(
         hint = f"The function takes {names}." if names else f"Add the parameters: def make({', '.join(sizes)})."
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
-    def captured(chosen: dict[str, int]) -> ReplayPlan:
-        return form(capture_target(msgspec.structs.replace(named, make=partial(named.make, **chosen)), options))
+    def captured(chosen: dict[str, int]) -> list[ReplayPlan]:
+        return [form(capture_target(msgspec.structs.replace(named, make=partial(named.make, **chosen)), options))]
 
     wanted = {_name(chosen): chosen for chosen in _combined(sizes)}
-    rows, notes = _rows(wanted, captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices, tell)
+    rows, notes = _rows(wanted, captured, lambda chosen, stages: sized(*stages[0], chosen), devices, tell)
     return SizedSteps(source=named.source, rows=tuple(rows), notes=notes)
 
 
@@ -142,8 +149,8 @@ def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
 
 def _rows(
     wanted: Mapping[str, Size],
-    captured: Callable[[Size], ReplayPlan],
-    rows_of: Callable[[Size, ReplayPlan, list[Step]], list[Row]],
+    captured: Callable[[Size], list[ReplayPlan]],
+    rows_of: Callable[[Size, Stages], list[Row]],
     devices: Sequence[DeviceProfile],
     tell: Tell,
 ) -> tuple[list[Row], tuple[str, ...]]:
@@ -153,13 +160,28 @@ def _rows(
     inverted: dict[tuple[str, str], str] = {}
     for done, (name, size) in enumerate(wanted.items()):
         tell(done, len(wanted), name)
-        plan = captured(size)
-        notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
-        steps = _predicted(plan, devices)
-        rows += rows_of(size, plan, steps)
-        for pair in inversions(steps):
+        plans = captured(size)
+        for capture in (plan.capture for plan in plans if plan.capture is not None):
+            notes.update(dict.fromkeys(capture.notes))
+        stages = [(plan, _predicted(plan, devices)) for plan in plans]
+        rows += rows_of(size, stages)
+        for pair in (pair for _, steps in stages for pair in inversions(steps)):
             inverted.setdefault((pair.smaller, pair.larger), str(pair))  # one size tells of all
     return rows, (*notes, *inverted.values())
+
+
+_ALL_STAGES = (
+    "a micro-batch passes through all pipeline stages, each captured; tokens/s assume as many micro-batches as stages, "
+    "and memory is that of the stage that needs most"
+)
+
+
+def _ranks_of_stages(shape: Shape, rank: int) -> list[int]:
+    """Return the rank of each pipeline stage that has the same place in its stage as `rank`."""
+    if shape.pipeline_parallel == 1 or rank >= shape.ranks:  # the capture refuses a rank outside the job
+        return [rank]
+    tensor_rank = rank % shape.tensor_parallel
+    return [stage * shape.tensor_parallel + tensor_rank for stage in range(shape.pipeline_parallel)]
 
 
 def _predicted(plan: ReplayPlan, devices: Sequence[DeviceProfile]) -> list[Step]:

@@ -47,7 +47,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per second of the whole job, if all pipeline stages are busy."""
     graph_tokens_per_s: float
     memory_bytes: int
-    """Bytes of tensors on this rank, without workspaces."""
+    """Bytes of tensors on the rank that has most, without workspaces."""
     fits: bool | None
     """Whether the tensors fit the device's memory; None if the memory size is unknown."""
     unpredicted_calls: int
@@ -79,36 +79,37 @@ class ServedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served(
-    plan: ReplayPlan,
-    steps: Sequence[Step],
+    stages: Sequence[tuple[ReplayPlan, Sequence[Step]]],
     *,
     batch: int,
     context: int,
     decodes: bool,
-    stages: int = 1,
     replicas: int = 1,
 ) -> list[ServedStep]:
-    """Return performance and memory of a captured step; `steps` are its predictions by device.
+    """Return performance and memory of a captured step.
 
-    A token passes through the pipeline `stages` in sequence. Each of the `replicas` ranks has its own sequences. Raises
-    UsageError for a plan that was not captured.
+    `stages` has the plan of each pipeline stage with its predictions by device; a token passes through the stages in
+    sequence. Each of the `replicas` ranks has its own sequences. Raises UsageError for a plan that was not captured.
     """
-    called, graphs = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
+    called, graphs = ([captured_timeline(*stage, host_scale=scale) for stage in stages] for scale in (1.0, 0.0))
     tokens = batch * (1 if decodes else context)
     server_ms = SERVER_MS if decodes else 0.0
-    memory = 0 if plan.capture is None else plan.capture.peak_bytes
+    captures = [plan.capture for plan, _ in stages if plan.capture is not None]
+    memory = max((capture.peak_bytes for capture in captures), default=0)
+    first = captures[0] if captures else None
     rows: list[ServedStep] = []
-    for step in steps:
+    for number, step in enumerate(stages[0][1]):
+        device = step.device
+        by_stage, graphs_by_stage = ([timeline.socs[device] for timeline in each] for each in (called, graphs))
         (token_ms, low_ms, high_ms), (graph_ms, graph_low_ms, graph_high_ms) = (
-            _a_token(timeline.socs[step.device], stages / (1 if decodes else tokens), server_ms)
-            for timeline in (called, graphs)
+            _a_token(each, 1 if decodes else 1 / tokens, server_ms) for each in (by_stage, graphs_by_stage)
         )
-        through_s = tokens * replicas * stages / (1 if decodes else tokens) * 1e3
+        slowest = max(range(len(stages)), key=lambda stage: by_stage[stage].step_us)
         rows.append(
             ServedStep(
                 batch=batch,
                 context=context,
-                soc=step.device,
+                soc=device,
                 token_ms=token_ms,
                 low_ms=low_ms,
                 high_ms=high_ms,
@@ -116,23 +117,36 @@ def served(
                 graph_low_ms=graph_low_ms,
                 graph_high_ms=graph_high_ms,
                 server_ms=server_ms,
-                tokens_per_s=through_s / token_ms,
-                graph_tokens_per_s=through_s / graph_ms,
+                tokens_per_s=tokens * replicas * 1e3 / _period_ms(by_stage, server_ms),
+                graph_tokens_per_s=tokens * replicas * 1e3 / _period_ms(graphs_by_stage, server_ms),
                 memory_bytes=memory,
                 fits=None if step.hbm_bytes is None else memory <= step.hbm_bytes,
-                unpredicted_calls=called.unpredicted_calls,
-                fused=None if plan.capture is None else plan.capture.fused,
-                unfused=() if plan.capture is None else plan.capture.unfused,
-                limit="server host" if 2 * server_ms > token_ms else limit_of(called.socs[step.device], step),
+                unpredicted_calls=sum(timeline.unpredicted_calls for timeline in called),
+                fused=None if first is None else first.fused,
+                unfused=tuple(dict.fromkeys(part for capture in captures for part in capture.unfused)),
+                limit=(
+                    "server host"
+                    if 2 * server_ms > token_ms
+                    else limit_of(by_stage[slowest], stages[slowest][1][number])
+                ),
                 hbm_bytes=step.hbm_bytes,
             )
         )
     return rows
 
 
-def _a_token(times: CapturedTimes, steps: float, server_ms: float) -> tuple[float, float, float]:
-    """Return (ms per token, low end, high end of its band) of `steps` steps plus the server's time once."""
-    ms, low, high = (us * steps / 1e3 for us in (times.step_us, times.low_us, times.high_us))
+def _period_ms(stages: Sequence[CapturedTimes], server_ms: float) -> float:
+    """Return the time between the ends of two batches, in ms, with as many batches under way as there are stages."""
+    steps_ms = [times.step_us / 1e3 for times in stages]
+    return max((sum(steps_ms) + server_ms) / len(steps_ms), *steps_ms)
+
+
+def _a_token(stages: Sequence[CapturedTimes], steps: float, server_ms: float) -> tuple[float, float, float]:
+    """Return (ms per token, low end, high end of its band) of `steps` steps of all stages plus the server's time."""
+    ms, low, high = (
+        sum(us) * steps / 1e3
+        for us in zip(*((each.step_us, each.low_us, each.high_us) for each in stages), strict=True)
+    )
     shorter = math.hypot(ms - low, server_ms - server_ms / SERVER_BAND)
     longer = math.hypot(high - ms, server_ms * SERVER_BAND - server_ms)
     return ms + server_ms, max(0.0, ms + server_ms - shorter), ms + server_ms + longer

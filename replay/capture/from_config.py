@@ -5,6 +5,7 @@ Defines the phases and their inputs. Nothing is downloaded, and no code that a c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -97,11 +98,25 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     notes = [UNFUSED]
     if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
+    if (method := _quantization(config_fields(config_file(path_text)))) is not None:
+        notes.append(
+            f"the quantization in the config ({method}) is ignored: without --weights, all weights are {shape.dtype}"
+        )
     if shape.pipeline_parallel > 1:
         notes.append(ONE_STAGE.format(shape.pipeline_parallel))
     if shape.phase == "train" and shape.ranks > 1:
         notes.append("gradients of parameters that the ranks share are not exchanged")
     return tuple(notes)
+
+
+def _quantization(fields: dict[str, Any]) -> str | None:
+    """Return the name of the quantization that a config file gives its weights; None if it gives none."""
+    for part in (fields, fields.get("text_config")):
+        quantization: Any = part.get("quantization_config") if isinstance(part, dict) else None
+        if isinstance(quantization, dict) and quantization:
+            method = quantization.get("quant_method")
+            return method if isinstance(method, str) and re.fullmatch(r"[\w.-]{1,40}", method) else "of unknown method"
+    return None
 
 
 def config_of(path: Path) -> Any:

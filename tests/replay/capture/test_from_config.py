@@ -64,3 +64,24 @@ def test_a_window_is_filled_and_a_cache_of_all_tokens_is_not() -> None:
         assert from_config.tokens_that_fill(sliding, turning, 24) == 24
         assert from_config.tokens_that_fill(every, SimpleNamespace(), 24) == 24
     assert from_config.tokens_that_fill(every, turning, 24) == 24
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, None),
+        ({"quantization_config": {}}, None),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "\x1b[2J"}}, "of unknown method"),
+        ({"quantization_config": [], "text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+    ],
+)
+def test_a_quantization_that_the_config_names_is_said_to_be_ignored(
+    tmp_path: Path, given: dict[str, Any], named: str | None
+) -> None:
+    """A config of 8 bits was answered in bfloat16, with twice the memory, and nothing said so."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **KINDS["text decoder"]["llama"], **given}))
+    notes = [note for note in target_of(f"hf:{path}", {}).notes if "quantization" in note]
+    assert len(notes) == (named is not None)
+    assert all(f"({named})" in note and "bfloat16" in note for note in notes)

@@ -379,6 +379,11 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
     options = cache_inputs(model, cache)
     with torch.no_grad():
         stage.forward(model, input_ids=_ids(shape.batch, tokens_that_fill(cache, config, shape.context)), **options)
+    if not any(_is_written(layer) for layer in cache.layers):
+        raise UsageError(
+            f"{type(model).__name__} does not write to the cache that servers pass to a model",
+            hint="Capture it with --phase prefill, or write its decoding as FILE.py:make.",
+        )
     if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
         raise UsageError(
             f"this version of transformers implements the latent attention of {config.model_type} in "
@@ -400,19 +405,36 @@ def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
     On fake tensors, the step makes the same calls after one token as after all tokens, because the cache has its final
     size from the start. So one token is enough, which saves time: a prefill of all tokens may take most of a capture's
     time. All tokens are needed for a sliding window, which may or may not be full, and for positions read from a table.
+    A recurrence has no such table, and may make calls for each token.
     """
     text = getattr(config, "text_config", config)
     turns = any(getattr(text, name, None) is not None for name in _TURNED)
     slides = any(getattr(layer, "is_sliding", False) for layer in cache.layers)
-    return 1 if turns and not slides and isinstance(torch.empty(0), FakeTensor) else context
+    recurs = any(hasattr(layer, "conv_states") for layer in cache.layers)
+    return 1 if (turns or recurs) and not slides and isinstance(torch.empty(0), FakeTensor) else context
+
+
+CACHES = ("cache", "cache_params", "past_key_values")
+"""Names that transformers gives the argument for the cache. Versions and models differ."""
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
-    """Return arguments that make a model fill a cache and return only the last logits. Newer transformers name the
-    cache argument `cache`, older ones `past_key_values`.
+    """Return arguments that make a model fill a cache and return only the last logits.
+
+    A model that takes no cache gets none.
     """
-    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
-    return {name: cache, "use_cache": True, "logits_to_keep": 1}
+    taken = signature(model.forward).parameters
+    options = {"use_cache": True, "logits_to_keep": 1}
+    name = next((name for name in CACHES if name in taken), None)
+    if name is None:
+        return {option: value for option, value in options.items() if option in taken}
+    return {name: cache, **options}
+
+
+def _is_written(layer: Any) -> bool:
+    """Check whether a model wrote to this layer of its cache: keys and values, or the states of a recurrence."""
+    states = tree_leaves([getattr(layer, name, None) for name in ("conv_states", "recurrent_states")])
+    return bool(getattr(layer, "is_initialized", False)) or any(isinstance(state, torch.Tensor) for state in states)
 
 
 def _cache(config: Any, tokens: int) -> Any:

@@ -16,6 +16,7 @@ from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import cache_inputs
 from opreplay.replay.capture.target import target_of
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.traces.errors import UsageError
 
 
 class Newer:
@@ -26,10 +27,24 @@ class Older:
     def forward(self, input_ids: Any, past_key_values: Any = None, **others: Any) -> Any: ...
 
 
-@pytest.mark.parametrize(("model", "name"), [(Newer(), "cache"), (Older(), "past_key_values")])
+class Recurrent:
+    def forward(self, input_ids: Any, cache_params: Any = None, **others: Any) -> Any: ...
+
+
+class Without:
+    def forward(self, input_ids: Any, use_cache: bool = False) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(Newer(), "cache"), (Older(), "past_key_values"), (Recurrent(), "cache_params")]
+)
 def test_the_cache_is_named_as_the_model_names_it(model: Any, name: str) -> None:
     cache = object()
     assert cache_inputs(model, cache) == {name: cache, "use_cache": True, "logits_to_keep": 1}
+
+
+def test_a_model_that_takes_no_cache_gets_none() -> None:
+    assert cache_inputs(Without(), object()) == {"use_cache": True}
 
 
 def decode_of(folder: Path, kind: str) -> ReplayPlan:
@@ -42,7 +57,20 @@ def decode_of(folder: Path, kind: str) -> ReplayPlan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["llama", "qwen3_moe", "deepseek_v3", "mistral", "gemma3_text", "opt", "falcon", "jamba", "bert"]
+    "kind",
+    [
+        "llama",
+        "qwen3_moe",
+        "deepseek_v3",
+        "mistral",
+        "gemma3_text",
+        "opt",
+        "falcon",
+        "jamba",
+        "bert",
+        "mamba",
+        "mamba2",
+    ],
 )
 def test_a_cache_that_one_token_filled_makes_the_calls_of_a_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -56,13 +84,26 @@ def test_a_cache_that_one_token_filled_makes_the_calls_of_a_full_one(
     assert captured.capture.peaks == full.capture.peaks
 
 
+@pytest.mark.slow
+def test_a_recurrence_decodes_from_its_state(tmp_path: Path) -> None:
+    """The state was not passed, so a token was computed as a first chunk, padded to the chunk's size."""
+    assert "aten::cumsum" not in {op.name for op in decode_of(tmp_path, "mamba2").ops}
+
+
+def test_a_model_that_writes_to_no_cache_is_not_decoded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cache"):
+        decode_of(tmp_path, "rwkv")
+
+
 def test_a_window_is_filled_and_a_cache_of_all_tokens_is_not() -> None:
     turning, sliding = SimpleNamespace(rope_theta=1e4), SimpleNamespace(layers=[SimpleNamespace(is_sliding=True)])
     every = SimpleNamespace(layers=[SimpleNamespace(is_sliding=False)])
+    recurrent = SimpleNamespace(layers=[SimpleNamespace(conv_states={})])
     with FakeTensorMode():
         assert from_config.tokens_that_fill(every, turning, 24) == 1
         assert from_config.tokens_that_fill(sliding, turning, 24) == 24
         assert from_config.tokens_that_fill(every, SimpleNamespace(), 24) == 24
+        assert from_config.tokens_that_fill(recurrent, SimpleNamespace(), 24) == 1
     assert from_config.tokens_that_fill(every, turning, 24) == 24
 
 

@@ -19,7 +19,9 @@ from opreplay.traces.errors import UsageError
 
 _OF_RECURRENCE = frozenset({"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"})
 """Names of those projections of gated delta nets that are split by heads."""
-COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}) | _OF_RECURRENCE
+COLUMNS = _OF_RECURRENCE | {
+    "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "gate_up_proj"
+}  # fmt: skip
 ROWS = frozenset({"o_proj", "down_proj", "out_proj"})
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
 """Projections that every rank computes completely."""
@@ -166,6 +168,7 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
         if hasattr(module, "k_proj") and hasattr(module, "num_key_value_groups"):
             attention: Any = module
             attention.num_key_value_groups = (heads // ranks) // max(1, key_heads // ranks)
+            _split_heads(attention, heads, key_heads, ranks, group)
         _enter_together([child for key, child in module.named_children() if key in COLUMNS], group)
     _split_vocabulary(model, ranks, group)
 
@@ -206,6 +209,39 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
     shape = [size if at == dim else length for at, length in enumerate(whole.shape)]
     part = torch.empty(shape, dtype=whole.dtype)
     setattr(module, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
+def _split_heads(attention: Any, heads: int, key_heads: int, ranks: int, group: Any) -> None:
+    """Reduce the parameters that an attention has for each head, besides its linear layers, to this rank's heads.
+
+    These are sinks, and norms of queries and keys with weights for each head. Norms over all heads need the heads of
+    all ranks.
+    """
+    for name, parameter in list(attention.named_parameters(recurse=False)):
+        if tuple(parameter.shape) == (heads,):
+            _shrink(attention, name, 0, heads // ranks)
+    for name, count in (("q_norm", heads), ("k_norm", key_heads)):
+        norm, parts = getattr(attention, name, None), min(ranks, count)
+        shape: tuple[int, ...] = tuple(getattr(getattr(norm, "weight", None), "shape", ()))
+        if len(shape) == 2 and shape[0] == count:
+            _shrink(norm, "weight", 0, count // parts)
+        elif count > 1 and shape == (count * getattr(attention, "head_dim", 0),):
+            _norm_all_heads(norm, shape[0] // parts, ranks // parts, group)
+
+
+def _norm_all_heads(norm: Any, width: int, copies: int, group: Any) -> None:
+    """Make a norm gather the heads of all ranks and return this rank's `width` features. `copies` ranks have the same
+    features.
+    """
+
+    def gather(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        whole = _ReduceBackward.apply(_Gathered.apply(given[0], group), group)
+        if copies > 1:
+            whole = torch.cat(whole.chunk(group.size(), dim=-1)[::copies], dim=-1)
+        return whole, *given[1:]
+
+    norm.register_forward_pre_hook(gather)
+    norm.register_forward_hook(lambda _, __, result: result.narrow(-1, group.rank() // copies * width, width))
 
 
 def _split_recurrence(net: Any, ranks: int) -> None:

@@ -126,3 +126,31 @@ def test_a_quantization_that_the_config_names_is_said_to_be_ignored(
     notes = [note for note in target_of(f"hf:{path}", {}).notes if "quantization" in note]
     assert len(notes) == (named is not None)
     assert all(f"({named})" in note and "bfloat16" in note for note in notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes", "gathers"),
+    [
+        ("gpt_oss", {}, 0),  # sinks, one for each head
+        ("olmo2", {}, 4),  # norms of queries and of keys over all heads, in two layers
+        ("olmoe", {"num_key_value_heads": 1, "head_dim": 8}, 2),  # each rank has the one head of keys
+        ("cohere", {"use_qk_norm": True}, 0),  # norms with weights for each head
+        ("glm4", {"attention_bias": False, "head_dim": 8}, 0),  # gate and up in one product
+    ],
+)
+@pytest.mark.parametrize("phase", ["decode", "train"])
+def test_what_an_attention_has_for_each_head_is_split_over_ranks(
+    tmp_path: Path, kind: str, changes: dict[str, Any], gathers: int, phase: str
+) -> None:
+    """Sizes did not match, as if the model were wrong."""
+    config = {**KINDS["text decoder"]["llama"], **next((k[kind] for k in KINDS.values() if kind in k), {}), **changes}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **config}))
+    shape = {"phase": phase, "batch": 2, "context": 16}
+    whole, half = (capture_target(target_of(f"hf:{path}", {**shape, "tensor_parallel": ranks})) for ranks in (1, 2))
+    assert whole.capture is not None
+    assert half.capture is not None
+    assert 0.5 <= half.capture.flops["forward"] / whole.capture.flops["forward"] < 0.6
+    gathered = sum(op.count for op in half.ops if op.name == "_c10d_functional::all_gather_into_tensor")
+    assert gathered == gathers + 1  # and the logits

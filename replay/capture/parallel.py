@@ -223,10 +223,11 @@ def _split_heads(attention: Any, heads: int, key_heads: int, ranks: int, group: 
     for name, count in (("q_norm", heads), ("k_norm", key_heads)):
         norm, parts = getattr(attention, name, None), min(ranks, count)
         shape: tuple[int, ...] = tuple(getattr(getattr(norm, "weight", None), "shape", ()))
+        head_dim = getattr(attention, "head_dim", 0)
         if len(shape) == 2 and shape[0] == count:
             _shrink(norm, "weight", 0, count // parts)
-        elif count > 1 and shape == (count * getattr(attention, "head_dim", 0),):
-            _norm_all_heads(norm, shape[0] // parts, ranks // parts, group)
+        elif count > 1 and shape == (count * head_dim,):
+            _norm_all_heads(norm, count * head_dim // parts, ranks // parts, group)
 
 
 def _norm_all_heads(norm: Any, width: int, copies: int, group: Any) -> None:

@@ -25,6 +25,8 @@ def unfused_parts(graph: Graph) -> dict[str, str]:
     for call in graph.calls:
         if call.name in LOOPS:
             parts.setdefault(LOOPS[call.name], "")
+        elif call.name == BMM and ".experts." in graph.name_of(call.values["mat2"]):
+            parts["experts"] = "each expert computes all tokens"
         elif (reason := _attention(graph, call)) is not None:
             parts["attention"] = reason or parts.get("attention", "")
     return parts

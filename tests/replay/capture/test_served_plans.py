@@ -108,6 +108,19 @@ def test_a_part_that_no_kernel_replaces_is_named(
     assert fusing(row["fused"], row["unfused"]) == title
 
 
+@pytest.mark.slow
+def test_experts_that_compute_all_tokens_are_named(tmp_path: Path) -> None:
+    """Transformers runs each expert of Llama 4 on each token, and nothing said that servers do not."""
+    from benchmarks.config_models import CONFIGS
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama4_text", **CONFIGS["llama4_text"]}))
+    capture = as_served(capture_target(target_of(f"hf:{path}", {"context": 24})), fused="ascend").capture
+    assert capture is not None
+    assert "experts" in capture.unfused
+    assert any("each expert computes all tokens" in note for note in capture.notes)
+
+
 def told(*arguments: str) -> Any:
     done = CliRunner(env={"COLUMNS": "120"}).invoke(opreplay, [*arguments, "--format", "json"])
     assert done.exit_code == 0, done.stderr

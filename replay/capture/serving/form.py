@@ -18,10 +18,17 @@ LOOPS = {"aten::_grouped_mm": "experts", "aten::index_copy_": "cache writes", "a
 REASONS = {"aten::tanh": "softcap"}
 """Calls between attention scores and their softmax that no fused kernel supports, with the reason to report."""
 
+INDEXER = "indexer"
+"""Name of the module with which sparse attention selects tokens. Servers attend to these tokens only, and transformers
+masks all others.
+"""
+
 
 def unfused_parts(graph: Graph) -> dict[str, str]:
     """Return the parts of a step that are not fused, e.g. "attention", each with the reason, or "" if it is unknown."""
     parts: dict[str, str] = {}
+    if any(INDEXER in name.split(".") for name in graph.sequence.module_names):
+        parts["sparse attention"] = "attention reads all cached tokens, not only those that its indexer selects"
     for call in graph.calls:
         if call.name in LOOPS:
             parts.setdefault(LOOPS[call.name], "")

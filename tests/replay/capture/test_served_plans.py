@@ -121,6 +121,20 @@ def test_experts_that_compute_all_tokens_are_named(tmp_path: Path) -> None:
     assert any("each expert computes all tokens" in note for note in capture.notes)
 
 
+@pytest.mark.slow
+def test_sparse_attention_that_reads_all_tokens_is_named(tmp_path: Path) -> None:
+    """A token after many others took several times as long as servers need, and nothing said so."""
+    from benchmarks.config_models import CONFIGS
+
+    path = tmp_path / "config.json"
+    indexer = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
+    path.write_text(json.dumps({**CONFIGS["deepseek_v3"], "model_type": "deepseek_v32", **indexer}))
+    plan = capture_target(target_of(f"hf:{path}", {"phase": "decode", "context": 24}))
+    capture = as_served(plan, fused="ascend").capture
+    assert capture is not None
+    assert "sparse attention" in capture.unfused
+
+
 def told(*arguments: str) -> Any:
     done = CliRunner(env={"COLUMNS": "120"}).invoke(opreplay, [*arguments, "--format", "json"])
     assert done.exit_code == 0, done.stderr

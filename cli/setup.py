@@ -93,7 +93,7 @@ def warn_of_small_cluster(job: Job) -> None:
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies
 
     if (small := ranks_without_dies(job.plan.ops, job.devices.values())) is not None:
-        console.narrate(small)
+        console.narrate(f"opreplay: warning: {small}")
 
 
 def finish_predictions(job: Job, *, unused: bool = True) -> None:

@@ -134,7 +134,8 @@ def config_of(path: Path) -> Any:
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(architecture)
     except Exception as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Use the model's config.json.") from error
+        why = " ".join(str(error).split())
+        raise UsageError(f"{path}: {type(error).__name__}: {why}", hint="Use the model's config.json.") from error
 
 
 _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")

@@ -165,7 +165,7 @@ def whole_number(text: str) -> int:
     """Parse an integer of a sweep or of an option: "4096", "4k" (4096), "2^12". Raises UsageError."""
     if thousands := re.fullmatch(r"\s*(\d{1,12})k\s*", text):
         return 1024 * int(thousands[1])
-    reader = _Reader(text, {})
+    reader = _WholeNumber(text, {})
     value = reader.whole(0)
     reader.expect_end()
     return value
@@ -402,6 +402,12 @@ class _Reader(TokenReader):
         if abs(value) > LARGEST:
             raise UsageError("a number beyond 2^63 is not a valid size", hint="Use smaller sizes.")
         return value
+
+
+class _WholeNumber(_Reader):
+    """Parser of one integer."""
+
+    hint = "Write a whole number: 4096, 4k (4,096) or 2^12."
 
 
 def tensor_text(meta: TensorMeta) -> str:

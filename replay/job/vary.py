@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.devices import ranks_without_dies
 from opreplay.replay.ascend.simulate.step import Step, inversions
 from opreplay.replay.capture.capture import DEFAULTS, capture_target
 from opreplay.replay.capture.config_file import PREFIX
@@ -163,6 +164,8 @@ def _rows(
         plans = captured(size)
         for capture in (plan.capture for plan in plans if plan.capture is not None):
             notes.update(dict.fromkeys(capture.notes))
+        for small in (ranks_without_dies(plan.ops, devices) for plan in plans):
+            notes.update({small: None} if small is not None else {})
         stages = [(plan, _predicted(plan, devices)) for plan in plans]
         rows += rows_of(size, stages)
         for pair in (pair for _, steps in stages for pair in inversions(steps)):

@@ -178,6 +178,8 @@ def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp
     assert prefill["server_ms"] == 0
     for wrong in ("batch=0", "heads=2", "batch", "batch=x"):
         console("capture", target, "--vary", wrong, "--soc", "910c", code=2)
+    ranks = ("--tensor-parallel", "2", "--cluster", "1x1x910c", "--vary", "context=16")
+    assert "2 ranks on 1 die" in " ".join(console("capture", target, *ranks).stdout.split())
     (by_default,) = json.loads(console("capture", target, "--vary", "context=16", "--format", "json").stdout)["rows"]
     assert by_default["soc"] == "910b3"
     console("capture", target, "context=1k", code=2)
@@ -376,6 +378,7 @@ def test_absorbed_latents_are_not_expanded(console: Console, config: Any) -> Non
 def test_what_is_no_config_says_so(console: Console, config: Any, tmp_path: Path) -> None:
     assert "does not know model_type 'nothing'" in console("capture", config({"model_type": "nothing"}), code=2).stderr
     assert "no model_type" in console("capture", config([]), code=2).stderr
+    assert r"\x0a" not in console("capture", config({**LLAMA, "num_attention_heads": 3}), code=2).stderr
     assert "cannot read" in console("capture", f"hf:{tmp_path / 'absent.json'}", code=2).stderr
     (tmp_path / "text.json").write_text("{")
     assert "not JSON" in console("capture", f"hf:{tmp_path / 'text.json'}", code=2).stderr

@@ -52,9 +52,8 @@ def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]
         if text := missing_dies(largest, device):
             some = sum(bool(missing_dies(size, device)) for size in groups)
             return (
-                f"opreplay: warning: {some} of {len(groups)} collectives have more ranks than the cluster has dies "
-                f"(up to {text}): they are predicted for these dies only, so less data moves; describe a larger "
-                f"--cluster"
+                f"{some} of {len(groups)} collectives have more ranks than the cluster has dies (up to {text}): they "
+                f"are predicted for these dies only, so less data moves; describe a larger --cluster"
             )
     return None
 

@@ -172,6 +172,14 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             read(text)
 
 
+def test_a_wrong_size_is_told_how_sizes_are_written() -> None:
+    """The hint told how a call is written."""
+    with pytest.raises(UsageError) as refused:
+        parse_sizes("context=1m")
+    assert "4k" in (refused.value.hint or "")
+    assert "aten::mm" not in (refused.value.hint or "")
+
+
 def test_a_call_without_namespace_is_told_what_to_write() -> None:
     for read in (parse_call, size_names):
         with pytest.raises(UsageError, match="not a call of an op") as raised:

@@ -96,7 +96,10 @@ ONE_STAGE = (
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """Return notes on details of transformers' code that affect times."""
     notes = [UNFUSED]
-    if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
+    config = config_of(config_file(path_text))
+    if getattr(config, "is_encoder_decoder", False) and takes_tokens(class_of(config), config):
+        notes.append(f"the encoder and the decoder each take {shape.context:,} tokens per sequence")
+    if shape.phase == "decode" and getattr(config, "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if (method := _quantization(config_fields(config_file(path_text)))) is not None:
         notes.append(

@@ -107,6 +107,15 @@ def test_a_window_is_filled_and_a_cache_of_all_tokens_is_not() -> None:
     assert from_config.tokens_that_fill(every, turning, 24) == 24
 
 
+def test_the_tokens_of_an_encoder_and_a_decoder_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for kind, said in (("t5", True), ("llama", False)):
+        (config,) = (kinds[kind] for kinds in KINDS.values() if kind in kinds)
+        path.write_text(json.dumps({"model_type": kind, "is_encoder_decoder": kind == "t5", **config}))
+        notes = target_of(f"hf:{path}", {"context": 24}).notes
+        assert any("decoder each take 24 tokens" in note for note in notes) is said
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [

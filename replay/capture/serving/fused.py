@@ -12,12 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 import msgspec
 
-from opreplay.replay.ir.captured import Capture
+from opreplay.replay.ir.captured import Capture, PhasePeak
 from opreplay.replay.ir.model import NOT_RECORDED, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import itemsize, tensors_of
 from opreplay.replay.plan.passes import by_recorded_time
@@ -34,6 +35,9 @@ UNFUSED = (
     "take longer than the fused kernels of a server (--fused ascend)"
 )
 """Note for plans without fused kernels."""
+
+CACHE_WRITES = frozenset({"aten::index_copy_", "npu::_npu_reshape_and_cache"})
+"""Calls that write to a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,15 +326,62 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
     A note in the plan lists the fusions. Raises UsageError for a plan that lacks calls of its step.
     """
+    before = _created_peak(plan)
     plan, counts = rewritten(plan, matchers)
     capture = plan.capture
     if not counts or capture is None:
         return plan
     names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    note = f"calls are fused as on Ascend servers: {names}. Peak memory is computed without fusion"
+    note = f"calls are fused as on Ascend servers: {names}. Peak memory is estimated after fusion"
     notes = (*(each for each in capture.notes if each != UNFUSED), note)
-    capture = msgspec.structs.replace(capture, notes=notes, fused=True)
+    peaks = _after_fusion(capture.peaks, before, _created_peak(plan))
+    capture = msgspec.structs.replace(capture, notes=notes, fused=True, peaks=peaks)
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
+
+
+def _created_peak(plan: ReplayPlan) -> int:
+    """Return the most bytes that storages created by the step's calls take at once, if each is freed after its last
+    use. Outputs and caches are kept.
+    """
+    sequence, capture = plan.sequence, plan.capture
+    if sequence is None or capture is None:
+        return 0
+    outside = {storage.storage for storage in capture.storages}
+    kept = {sequence.places[output.memory][0] for output in capture.outputs if output.memory >= 0}
+    ops = {op.id: op for op in plan.ops}
+    size, created, used = dict[int, int](), dict[int, int](), dict[int, int]()
+    for place, (index, (taken, given)) in enumerate(zip(sequence.calls, sequence.memories, strict=False)):
+        op = ops[sequence.ids[index]]
+        metas = [meta for meta in op.outputs or () if meta is not None]
+        for memory, meta in zip(given, metas, strict=False):
+            storage, offset = sequence.places[memory] if memory >= 0 else (-1, 0)
+            if memory >= 0 and storage not in outside and 0 not in meta.shape:
+                strides = meta.strides or contiguous_strides(meta.shape)
+                elements = 1 + sum((length - 1) * stride for length, stride in zip(meta.shape, strides, strict=True))
+                size[storage] = max(size.get(storage, 0), offset + elements * itemsize(meta.dtype))
+                created.setdefault(storage, place)
+        used |= {sequence.places[memory][0]: place for memory in (*taken, *given) if memory >= 0}
+        if op.name in CACHE_WRITES:
+            written = [arg.mutated for arg in op.args for _ in arg.tensors]
+            kept |= {sequence.places[memory][0] for memory, is_cache in zip(taken, written, strict=False) if is_cache}
+    change = Counter[int]()
+    for storage, bytes_ in size.items():
+        change[created[storage]] += bytes_
+        change[len(sequence.calls) if storage in kept else used[storage] + 1] -= bytes_
+    return max(accumulate(change[place] for place in range(len(sequence.calls))), default=0)
+
+
+def _after_fusion(peaks: tuple[PhasePeak, ...], before: int, after: int) -> tuple[PhasePeak, ...]:
+    """Return the peak of an inference step with fewer activations, in the ratio of the bytes that calls create before
+    and after fusion. Peaks of other steps stay.
+    """
+    if len(peaks) != 1 or after >= before:
+        return peaks
+    (peak,) = peaks
+    activations = peak.by_kind.get("activation", 0)
+    saved = activations - activations * after // before
+    kinds = {**peak.by_kind, "activation": activations - saved}
+    return (msgspec.structs.replace(peak, peak_bytes=peak.peak_bytes - saved, by_kind=kinds),)
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:

@@ -109,6 +109,23 @@ def test_a_part_that_no_kernel_replaces_is_named(
 
 
 @pytest.mark.slow
+def test_scores_that_a_fused_attention_does_not_hold_need_no_memory(tmp_path: Path) -> None:
+    """A prefill of gpt-oss did not fit, because all scores of an attention with sinks counted."""
+    from benchmarks.config_models import CONFIGS
+
+    path, tokens = tmp_path / "config.json", 512
+    path.write_text(json.dumps({"model_type": "gpt_oss", **CONFIGS["gpt_oss"]}))
+    plan = capture_target(target_of(f"hf:{path}", {"context": tokens}))
+    (before,), (after,) = (one.capture.peaks for one in (plan, as_served(plan)) if one.capture is not None)
+    scores = 4 * tokens * tokens * 2  # heads, in two bytes
+    assert before.by_kind["activation"] > 2 * scores
+    cache = 2 * 2 * tokens * 2 * 8 * 2  # layers, keys and values, heads, width
+    assert cache < after.by_kind["activation"] < scores
+    assert after.peak_bytes == sum(after.by_kind.values())
+    assert after.by_kind["parameter"] == before.by_kind["parameter"]
+
+
+@pytest.mark.slow
 def test_experts_that_compute_all_tokens_are_named(tmp_path: Path) -> None:
     """Transformers runs each expert of Llama 4 on each token, and nothing said that servers do not."""
     from benchmarks.config_models import CONFIGS

@@ -40,6 +40,12 @@ def test_ci_is_executable_and_calls_make_test(root: Path) -> None:
     assert "set -euo pipefail" in run.read_text()
 
 
+def test_plain_pytest_imports_the_benchmarks_as_python_m_pytest_does(root: Path) -> None:
+    """Guides name `pytest PATH`, which unlike `python -m pytest` does not put the current folder on `sys.path`."""
+    options = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert options["pythonpath"] == ["."]
+
+
 def test_reports_of_pytest_name_the_skipped_tests(skips: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "test_whole.py").write_text(
         "import pytest\npytest.skip('no CUDA device on this machine', allow_module_level=True)\n"

@@ -14,6 +14,7 @@ from opreplay.cli.main import opreplay
 from opreplay.traces import KernelTable, Limits, OpSignature, OpTable, Trace, TraceInfo, dialects, read_trace
 from opreplay.traces.activity import Activity
 from opreplay.traces.dialects.dialect import Dialect, Want
+from opreplay.traces.dialects.kineto import metadata_level
 from opreplay.traces.reading.opening import Opening
 from opreplay.traces.reading.source import Source
 
@@ -23,12 +24,18 @@ def read_toy(source: Source, want: Want) -> Trace:
     block = bytearray(1 << 16)
     lines = [line.split(",") for line in block[: source.readinto(memoryview(block))].decode().splitlines()[1:]]
     durations_ns = np.array([int(us) * 1000 for _, _, us in lines], np.int64)
+    signatures = tuple(
+        OpSignature(name=name, types=("float",), dims=(tuple(map(int, shape.split("x"))),)) for name, shape, _ in lines
+    )
     return Trace(
-        info=TraceInfo(path=source.path, dialect="toy", bytes_read=source.bytes_out, events=len(lines)),
-        signatures=tuple(
-            OpSignature(name=name, types=("float",), dims=(tuple(map(int, shape.split("x"))),))
-            for name, shape, _ in lines
+        info=TraceInfo(
+            path=source.path,
+            dialect="toy",
+            bytes_read=source.bytes_out,
+            events=len(lines),
+            metadata_level=metadata_level(signatures),
         ),
+        signatures=signatures,
         ops=OpTable(
             signature=np.arange(len(lines), dtype=np.uint32),
             start_ns=np.cumsum(durations_ns) - durations_ns,
@@ -61,7 +68,7 @@ def test_a_new_dialect_is_inspected_and_planned(tmp_path: Path, pack: type[bytes
     shown = CliRunner().invoke(opreplay, ["inspect", str(path), "--format", "json"])
     assert shown.exit_code == 0, shown.output
     summary = json.loads(shown.stdout)
-    assert (summary["dialect"], summary["events"]) == ("toy", 2)
+    assert (summary["dialect"], summary["events"], summary["metadata_level"]) == ("toy", 2, "dims")
     planned = CliRunner().invoke(opreplay, ["plan", str(path), "--output", "-"])
     assert planned.exit_code == 0, planned.output
     times = {op["name"]: op["recorded"]["host_us_total"] for op in json.loads(planned.stdout)["ops"]}

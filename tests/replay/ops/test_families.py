@@ -17,8 +17,10 @@ from opreplay.replay.check.points.values import against_reference
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.host.libraries import LIBRARY_OF
 from opreplay.replay.ops import table
 from opreplay.replay.ops.calls import arguments_read
+from opreplay.replay.ops.catalog import LIBRARIES
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import register_namespace
 from tests.replay.ops.costs.vendor.test_every_stand_in import of_schema
@@ -36,6 +38,9 @@ SHAPES = ((64, 128), (4, 32, 64), (2, 8, 16, 32), (8,))
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_complete_and_fits_the_schemas_of_its_op(name: str) -> None:
     row = ROWS[name]
+    namespace = name.partition("::")[0]
+    assert namespace in LIBRARY_OF, f"add {namespace} to `LIBRARIES` of replay/host/libraries.py"
+    assert namespace in LIBRARIES, f"add {namespace} to `LIBRARIES` of replay/ops/catalog.py"
     assert row.family, "add it to `families.py` of its folder"
     assert row.references, "a formula checks a reference, and there is none"
     assert not row.inputs or set(row.inputs.split(",")) <= INITIALIZERS
@@ -86,3 +91,4 @@ def test_a_reference_gives_what_the_formula_does(
 
 def test_most_ops_have_a_formula() -> None:
     assert len(FORMULAS) >= 625
+    assert len(ROWS.keys() - FORMULAS) <= 153, "write a formula for each new op"

@@ -56,10 +56,11 @@ def scaffold(
     raises UsageError for an initializer of an op whose library is not installed.
     """
     is_named = _NAME.fullmatch(op.called) is not None and bool(op.args)
-    if is_named and kind == "initializer" and lacks_library(op):
+    if is_named and op.reason is not None and kind == "initializer" and lacks_library(op):
+        why = "" if op.reason.kind == "policy" else f": {op.reason}"  # a policy's text names options of other commands
         raise UsageError(
-            f"{op.name} cannot be called here, so an initializer for it cannot be tested: {op.reason}",
-            hint="Install its library, or name the file that defines the op: --plugin FILE.",
+            f"{op.name} cannot be called here, so an initializer for it cannot be tested{why}",
+            hint="Install its library, or name the file or module that registers the op: --plugin FILE.",
         )
     if not is_named or (op.reason is not None and not lacks_library(op)):
         raise UsageError(

@@ -173,3 +173,4 @@ def test_an_op_whose_library_is_not_here_gets_a_body_to_write(tmp_path: Path) ->
     refused = CliRunner().invoke(command, ["new", "initializer", "elsewhere::relu", "--trace", str(plan), "-o", "x.py"])
     assert (refused.exit_code, "--plugin FILE" in refused.stderr) == (2, True)
     assert "Take another op" not in refused.stderr
+    assert "--allow-import" not in refused.stderr  # an option that `new` does not have

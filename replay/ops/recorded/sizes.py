@@ -115,6 +115,15 @@ CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
 None means that the op has none. Whether it is transposed is given as a bool, or as the position of the argument that
 says so.
 """
+GROUPS_OF_TRANSPOSED = {
+    "cudnn_convolution_transpose": 6,
+    "miopen_convolution_transpose": 7,
+    "_mps_convolution_transpose": 6,
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 6),
+}
+"""Map of aten op to the position of its number of groups, for transposed convolutions that may have several. The
+argument after the padding is the padding of the result.
+"""
 CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
 PRODUCTS = {
     "mm": (0, 2),
@@ -150,14 +159,31 @@ PER_ELEMENT = {
 A sum or product has one; normalization and softmax have four. The exact number matters little, because memory bandwidth
 bounds these ops.
 """
+MOVES = frozenset({"tril", "triu", "flip", "roll"})
+"""Copies whose names match no class of ops."""
+POINTWISE = frozenset(
+    {
+        "acos", "acosh", "angle", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_not", "ceil", "clip",
+        "conj_physical", "cos", "cosh", "deg2rad", "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "float_power",
+        "floor", "fmax", "fmin", "fmod", "frac", "gcd", "hardshrink", "heaviside", "hypot", "i0", "igamma", "igammac",
+        "lcm", "ldexp", "lgamma", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "logit", "logit_backward",
+        "maximum", "minimum", "mvlgamma", "nan_to_num", "nextafter", "polygamma", "rad2deg", "reciprocal", "relu6",
+        "remainder", "round", "rsub", "sgn", "sign", "sin", "sinc", "sinh", "softshrink", "square", "tan",
+        "true_divide", "trunc", "xlogy",
+    }
+)  # fmt: skip
+"""Elementwise aten ops whose names match no class of ops; also in place."""
 WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
 """Indexing ops that read all of their arguments and return as many elements."""
 TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
 """Names of the arguments that rotary embeddings rotate."""
 COMPARISONS = frozenset(
-    {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
-)
+    {
+        "eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "isneginf", "isposinf", "signbit",
+        "logical_not", "logical_and", "logical_or", "logical_xor",
+    }
+)  # fmt: skip
 """Ops whose result has one byte per element."""
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
@@ -281,7 +307,7 @@ def _by_sizes(
     base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
 ) -> tuple[float | None, float | None]:
     """Return (operations, bytes) of an op that reads its arguments once and writes its result."""
-    kind = kind_of(signature.name)
+    kind = _kind(base, signature.name)
     flops, result = _products(base, shapes, signature)
     if kind == "GEMM" and flops is None and "::" in signature.name:
         flops, result = _library_product(signature)
@@ -313,7 +339,18 @@ def _by_sizes(
     if kind == "random":
         elements = max(map(prod, shapes))
         return (float(elements), 2 * sizes[0] + elements) if base == "native_dropout" else (None, None)
+    if signature.name.startswith("aten::") and flops is result is None and kind not in PER_ELEMENT:
+        return None, None  # the size of the result is unknown, and it may be a view
     return flops, sum(sizes) + _written(signature, base, sizes, kind, result)
+
+
+def _kind(base: str, name: str) -> str:
+    """Return the class of work of an op, including ops of aten that `kind_of` does not know."""
+    if not name.startswith("aten::"):
+        return kind_of(name)
+    if base in COMPARISONS or base.removesuffix("_") in POINTWISE:
+        return "elementwise"
+    return "copies" if base.removesuffix("_") in MOVES else kind_of(name)
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float:
@@ -676,8 +713,8 @@ def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[flo
     if transposed is not False:
         if transposed is not True or data[1] != weight[0]:
             return None, None
-        # Each element of the input meets the whole filter; how large the result is follows from more than these.
-        return float(convolution_flops(data, weight, (), transposed=True)), None
+        spread = _spread(base, data, weight, signature)
+        return float(convolution_flops(data, weight, (), transposed=True)), None if spread is None else prod(spread)
     if data[1] != weight[1] and (not weight[1] or data[1] % weight[1]):
         return None, None  # channels of no number of groups
     stride, padding = _argument(signature, stride_at), _argument(signature, padding_at)
@@ -692,6 +729,45 @@ def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[flo
         return None, None
     result = (data[0], weight[0], *sizes)
     return float(convolution_flops(data, weight, result, transposed=False)), prod(result)
+
+
+def _spread(
+    base: str, data: tuple[int, ...], weight: tuple[int, ...], signature: OpSignature
+) -> tuple[int, ...] | None:
+    """Return the shape of the result of a transposed convolution, or None if arguments are missing."""
+    stride_at, padding_at, dilation_at, transposed_at = CONVOLUTIONS[base]
+    is_flagged = not isinstance(transposed_at, bool)
+    groups_at = transposed_at + 2 if is_flagged else GROUPS_OF_TRANSPOSED.get(base)
+    more_at = transposed_at + 1 if is_flagged else padding_at + 1
+    groups = 1 if groups_at is None else _integer(signature, groups_at)
+    dilation: Literal = [1] if dilation_at is None else _argument(signature, dilation_at)
+    sizes: list[int] = []
+    for dim, (size, width) in enumerate(zip(data[2:], weight[2:], strict=True)):
+        given = (_argument(signature, stride_at), _argument(signature, padding_at), _argument(signature, more_at))
+        step, pad, more = (_of_dim(values, dim) for values in given)
+        far = _of_dim(dilation, dim)
+        if step is None or pad is None or more is None or far is None:
+            return None
+        sizes.append(max(0, (size - 1) * step - 2 * pad + far * (width - 1) + more + 1))
+    return None if groups is None else (data[0], weight[1] * groups, *sizes)
+
+
+def _resampled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    """Return (operations, elements of the result) of a resampled image: one operation per element of the result."""
+    is_gradient = base.endswith("_backward")
+    given = _argument(signature, 2 if is_gradient else 1)
+    if not isinstance(given, list) or not is_whole_numbers(sizes := tuple(given)) or len(shapes[0]) < 3:
+        return None, None
+    elements = prod(sizes if is_gradient else (*shapes[0][:2], *sizes))
+    return float(max(elements, prod(shapes[0]))), elements
+
+
+def _windows(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    """Return (operations, elements of the result) of windows that are copied to columns."""
+    data, (width, dilation, padding, stride) = shapes[0], (_argument(signature, place) for place in (1, 2, 3, 4))
+    sizes = _window_places(data[-2:], width, stride, padding, dilation) if len(data) in (3, 4) else None
+    window = [_of_dim(width, dim) or 0 for dim in (0, 1)]
+    return (None, None) if sizes is None else (0.0, prod((*data[:-2], *window, *sizes)))
 
 
 def _pool_gradient(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
@@ -711,6 +787,17 @@ def _pooled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | 
     return None, None if sizes is None else prod((*data[:-spatial], *sizes))
 
 
+RESAMPLED = frozenset(
+    f"{name}{backward}"
+    for name in (
+        *(f"upsample_{way}" for way in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+        *(f"{way}{dims}d" for way in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    )
+    for backward in ("", "_backward")
+)
+"""aten ops whose second argument is the size of the result; of gradients, the third one."""
 GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
 """Grouped product of aten → position of the argument that holds the end of each group."""
 RULES = (
@@ -726,6 +813,8 @@ RULES = (
     (CONVOLUTIONS_BACKWARD, _gradients),
     (POOLS, _pooled),
     (POOLS_BACKWARD, _pool_gradient),
+    (RESAMPLED, _resampled),
+    (("im2col",), _windows),
 )
 """(aten ops, function that returns their operations and result elements). The function returns None for both if the
 recorded arguments do not suffice.

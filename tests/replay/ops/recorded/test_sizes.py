@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from opreplay.replay.ops.recorded.roofline import roofline
 from opreplay.replay.ops.recorded.sizes import CallWork, work_of
@@ -172,3 +173,64 @@ def assert_holds(trace: Trace) -> int:
     of_class = {row.name: row.time_us for row in breakdown(trace, "category").rows}
     assert sum(of_class.values()) == pytest.approx(float(trace.kernels.dur_ns.sum()) / 1e3)
     return sum(row.peak_share is not None for row in rated)
+
+
+def with_values(name: str, shapes: list[tuple[int, ...]], values: tuple[object, ...]) -> CallWork:
+    """Of a call with bfloat16 tensors, then values as a profile records them."""
+    count = len(values)
+    return work_of(
+        OpSignature(
+            name=name,
+            dims=(*shapes, *((),) * count),
+            types=(*(HALF,) * len(shapes), *("" if value is None else "Scalar" for value in values)),
+            concrete=(*("",) * len(shapes), *("" if value is None else str(value) for value in values)),
+        )
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("convolution", lambda groups: (None, [2, 3], [1, 0], [1, 2], True, [1, 0], groups)),
+        ("cudnn_convolution_transpose", lambda groups: ([1, 0], [1, 0], [2, 3], [1, 2], groups, False, False, True)),
+        ("miopen_convolution_transpose", lambda groups: (None, [1, 0], [1, 0], [2, 3], [1, 2], groups, False, False)),
+        ("conv_transpose2d", lambda groups: (None, [2, 3], [1, 0], [1, 0], groups, [1, 2])),
+    ],
+)
+def test_a_transposed_convolution_writes_its_larger_result(name: str, values: Any, groups: int) -> None:
+    data, weight = torch.empty(4, 32, 56, 50, device="meta"), torch.empty(32, 16, 4, 3, device="meta")
+    result = torch.nn.functional.conv_transpose2d(data, weight, None, (2, 3), (1, 0), (1, 0), groups, (1, 2))
+    found = with_values(f"aten::{name}", [(4, 32, 56, 50), (32, 16, 4, 3)], values(groups))
+    assert found.bytes == 2 * (data.numel() + weight.numel() + result.numel())
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "values"),
+    [
+        ("upsample_bilinear2d", [(4, 32, 56, 56)], ([112, 100], False, None, None)),
+        ("upsample_nearest1d", [(4, 32, 56)], ([112], None)),
+        ("_upsample_nearest_exact3d", [(1, 3, 8, 8, 8)], ([16, 9, 8], None, None, None)),
+        ("upsample_bicubic2d_backward", [(4, 3, 9, 9)], ([9, 9], [4, 3, 5, 6], True, None, None)),
+        ("im2col", [(4, 32, 56, 50)], ([3, 5], [1, 2], [1, 0], [2, 1])),
+        *((name, [(32, 100)], ()) for name in ("tril", "cos", "reciprocal", "log1p", "square")),
+        ("flip", [(32, 100)], ([0],)),
+        ("roll", [(32, 100)], ([1], [0])),
+        ("maximum", [(32, 100), (32, 100)], ()),
+    ],
+)
+def test_results_of_other_sizes_and_of_pointwise_ops_are_written(
+    call: str, shapes: list[tuple[int, ...]], values: tuple[object, ...]
+) -> None:
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    result = getattr(torch.ops.aten, call)(*tensors, *values)
+    found = with_values(f"aten::{call}", shapes, values)
+    assert found.bytes == 2 * (sum(one.numel() for one in tensors) + result.numel())
+    assert found.flops is not None
+
+
+def test_bytes_are_unknown_where_the_result_is() -> None:
+    """A view moves nothing, and of other ops the arguments alone would be too little."""
+    for name in ("as_strided", "view", "result_type", "empty_like", "_fft_r2c", "upsample_bilinear2d"):
+        assert with_values(f"aten::{name}", [(64, 1024)], ()).bytes is None
+    assert with_values("aten::isneginf", [(64, 1024)], ()).bytes == 3 * 64 * 1024

@@ -11,8 +11,6 @@ family(
     "cache",
     "cache copy",
     """
-        _C_cache_ops::concat_and_cache_mla inputs=cache_slots
-        aiter::concat_and_cache_mla like=_C_cache_ops::concat_and_cache_mla inputs=cache_slots
         _C_cache_ops::copy_blocks aiter::copy_blocks role=block_pairs
         _C_cache_ops::copy_blocks_mla role=latent_block_pairs
         _C_cache_ops::swap_blocks role=swapped_blocks
@@ -20,6 +18,16 @@ family(
     """,
     cost=movement.cache_copy,
     inputs="row_numbers",
+)
+family(
+    "cache",
+    "latent cache write",
+    """
+        _C_cache_ops::concat_and_cache_mla
+        aiter::concat_and_cache_mla like=_C_cache_ops::concat_and_cache_mla
+    """,
+    cost=shared.latent_write,
+    inputs="cache_slots",
 )
 family(
     "cache",
@@ -43,7 +51,7 @@ family(
     cost=shared.taken_rows,
     inputs="paged_attention",
 )
-family("cache", "one kernel over the widest tensor", "_C_cache_ops::convert_fp8 kernel=Cast", kernels=shared.widest)
+family("cache", "converted cache", "_C_cache_ops::convert_fp8", cost=shared.converted)
 family(
     "cache",
     "cache write with published schemas",

@@ -10,12 +10,12 @@ from opreplay.replay.ops.table import family
 
 family(
     "rope",
-    "cache copy",
+    "latent cache write",
     """
         _C_cache_ops::concat_and_cache_mla_rope_fused role=rope_into_latent
         _C_cache_ops::cp_fused_concat_and_cache_mla role=chosen_tokens
     """,
-    cost=movement.cache_copy,
+    cost=shared.latent_write,
     inputs="row_numbers",
 )
 family(

@@ -223,9 +223,11 @@ def cache_write(op: OpView) -> Iterable[KernelCall]:
     key = op.meta("key", "k", "updates", at=0)
     if key is None or not key.shape:
         return []
+    value = op.meta("value", "v")
     source = spec(key.shape, key.dtype)
-    moved = 2 * elements(key) * itemsize(key.dtype)
-    return [kernel("ReshapeAndCacheNdKernel", [source, source], [source], indices=key.shape[0], moved_bytes=moved)]
+    written = [source, *([spec(value.shape, value.dtype)] if value is not None else [])]
+    moved = sum(prod(tensor.shape) * itemsize(tensor.dtype) for tensor in written)
+    return [kernel("ReshapeAndCacheNdKernel", written, [source], indices=key.shape[0], moved_bytes=moved)]
 
 
 def slices_written(op: OpView) -> Iterable[KernelCall]:
@@ -249,10 +251,17 @@ def slices_written(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_copy(op: OpView) -> Iterable[KernelCall]:
-    """Return a copy of blocks within or between caches, as large as the smallest operand: block lists are not read."""
-    metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
-    if not metas:
-        return []
-    smallest = min(metas, key=elements)
-    part = spec(smallest.shape, smallest.dtype)
+    """Return a copy of blocks within or between caches, one block for each row of the block list."""
+    whole = [tensor for tensor in op.tensors if tensor.dtype in ("int64", "int32") and len(tensor.shape) == 2]
+    pairs = op.meta("block_mapping") or (whole[-1] if whole else None)
+    caches = [tensor for tensor in op.tensors if tensor is not pairs and len(tensor.shape) > 1]
+    if pairs is None or not pairs.shape or not caches:
+        raise DoesNotFit("needs caches and a list of blocks")
+    if "swap" in op.op.name:
+        caches = caches[:1]  # the other one is written
+    blocks = pairs.shape[0]
+    size = sum(min(blocks, cache.shape[0]) * prod(cache.shape[1:]) for cache in caches)
+    if given := op.integer("block_size_in_bytes", default=0):
+        size = blocks * given // itemsize(caches[0].dtype)
+    part = spec((size,), caches[0].dtype)
     return [kernel("ViewCopy", [part], [part])]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.pointwise import elementwise
@@ -64,6 +65,31 @@ def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
     tokens = max(1, k.shape[0])
     moved = sum(elements(meta) * itemsize(meta.dtype) for meta in (k, v))
     return [*elementwise.rope(op), kernel("ReshapeAndCache", written, written, indices=tokens, moved_bytes=moved)]
+
+
+def latent_write(op: OpView) -> Iterable[KernelCall]:
+    """Return the write of new latent vectors and rotated keys to cache slots.
+
+    If the call has queries, it rotates these and the keys first.
+    """
+    latent, keys = op.need("kv_c", at=0, rank=1), op.need("k_pe", at=1, rank=1)
+    lists = (op.meta("slot_mapping"), op.meta("cp_local_token_select_indices"))
+    tokens = min(tensor.shape[0] for tensor in (latent, *lists) if tensor is not None and tensor.shape)
+    queries = op.meta("q_pe")
+    turned = [] if queries is None else [spec(tensor.shape, tensor.dtype) for tensor in (queries, keys)]
+    tables = [spec((tensor.shape[0], tensor.shape[-1]), tensor.dtype) for tensor in turned]
+    rows = [spec((tokens, *tensor.shape[1:]), tensor.dtype) for tensor in (latent, keys)]
+    moved = sum(prod(tensor.shape) * itemsize(tensor.dtype) for tensor in rows)
+    return [
+        *(kernel("RotaryPositionEmbedding", [x, t, t], [x]) for x, t in zip(turned, tables, strict=True)),
+        kernel("ReshapeAndCacheNdKernel", rows, rows[:1], indices=tokens, moved_bytes=moved),
+    ]
+
+
+def converted(op: OpView) -> Iterable[KernelCall]:
+    """Return Cast of one cache into another one of the same shape."""
+    source, out = op.need("src_cache", at=1), op.need("dst_cache", at=0)
+    return [kernel("Cast", [spec(source.shape, source.dtype)], [spec(out.shape, out.dtype)])]
 
 
 def hadamard(op: OpView) -> Iterable[KernelCall]:

@@ -225,6 +225,8 @@ def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
 def slack_us(graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> Floats:
     """Return how much longer each node could take without lengthening the step, if all other durations stay
     the same.
+
+    A stream cannot work longer than the step in each step, even where the host runs several steps ahead.
     """
     edges = graph.edges
     finish = float(schedule.end_us.max(initial=0.0))
@@ -239,4 +241,7 @@ def slack_us(graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None
             until = start - lags[edge]
             if until < latest[sources[edge]]:
                 latest[sources[edge]] = until
-    return np.maximum(0.0, np.array(latest) - schedule.end_us)
+    device = np.array([lane.device for lane in graph.lanes], bool)
+    busy_us = np.bincount(graph.nodes.lane, schedule.end_us - schedule.start_us, minlength=len(graph.lanes))
+    room_us = np.where(device, schedule.step_us - busy_us, np.inf)[graph.nodes.lane]
+    return np.maximum(0.0, np.minimum(np.array(latest) - schedule.end_us, room_us))

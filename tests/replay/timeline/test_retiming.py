@@ -16,7 +16,7 @@ from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.step.text import band_text, memory_text
 from opreplay.replay.timeline.changes import TWICE, Edited, Unmatched, apply_change
 from opreplay.replay.timeline.graph.build import step_graph
-from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
+from opreplay.replay.timeline.graph.schedule import critical_path, paced, retimed, slack_us
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.timeline import Study, timeline
@@ -172,6 +172,25 @@ def test_what_has_slack_can_grow_by_it(tmp_path: Path) -> None:
     longer[free] += 10.0
     assert retimed(graph, longer).step_us == pytest.approx(schedule.step_us + 10.0)
     assert slack[critical_path(graph, schedule)[0]].max() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_slack_is_shorter_than_the_step_where_the_host_runs_steps_ahead(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(4):
+        machine.begin()
+        machine.op("aten::add", 5.0, ("add", 20.0), stream=20)
+        for _ in range(10):
+            machine.op("aten::mm", 5.0, ("gemm", 100.0))
+        machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    graph = step_graph(trace, chosen_step(trace, 2))
+    schedule = paced(graph)
+    (add,) = [node for node in range(len(graph.nodes)) if graph.nodes.kind[node] > 0 and graph.nodes.dur_us[node] == 20]
+    slack = float(slack_us(graph, schedule)[add])
+    assert slack == pytest.approx(schedule.step_us - 20.0)
+    longer = graph.nodes.dur_us.copy()
+    longer[add] += slack
+    assert paced(graph, longer).step_us == pytest.approx(schedule.step_us, rel=2e-3)
 
 
 def test_backward_on_another_thread_is_waited_for(tmp_path: Path) -> None:

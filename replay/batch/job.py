@@ -228,13 +228,13 @@ def _plans(
     if store is None:
         yield from read(paths)
         return
-    tables: dict[str, str | None] = {}
-    stored = {path for path in paths if store.load(path, how.files(path, tables)) is not None}
+    beside: dict[str, tuple[str, ...]] = {}
+    stored = {path for path in paths if store.load(path, how.files(path, beside)) is not None}
     plans = read([path for path in paths if path not in stored])
     if stored:
         tell(f"plans of {len(stored)} of {len(paths)} traces are cached from an earlier run")
     for path in paths:
-        plan = store.load(path, how.files(path, tables)) if path in stored else None
+        plan = store.load(path, how.files(path, beside)) if path in stored else None
         if plan is None:  # or room was made for others meanwhile
             plan = next(read([path]) if path in stored else plans)
             if isinstance(plan, TracePlan):

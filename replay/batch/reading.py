@@ -11,6 +11,7 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import distributions
@@ -33,6 +34,7 @@ from opreplay.replay.plugins import load_plugins
 from opreplay.replay.results.resume import digest, file_digest
 from opreplay.traces import Limits, Trace, expand_paths
 from opreplay.traces.errors import OpReplayError, TraceError, UnknownDialect, UsageError
+from opreplay.traces.joins.graph_capture import MAX_CANDIDATES, captures_in_folder
 from opreplay.traces.joins.kernel_details import table_in_folder
 from opreplay.traces.names import printable
 from opreplay.traces.processes.select import split_processes
@@ -248,20 +250,32 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
         mine = msgspec.structs.replace(self, execution_traces={})
         return digest(msgspec.json.encode([mine, code, installed], order="deterministic"))
 
-    def files(self, path: str, tables: dict[str, str | None] | None = None) -> list[str]:
-        """Return the file and all files read with it. `tables` caches the table found in each folder."""
+    def files(self, path: str, beside: dict[str, tuple[str, ...]] | None = None) -> list[str]:
+        """Return the file and all files that may be read with it. `beside` caches those found in each folder."""
         folder = os.path.dirname(path)
-        known = {} if tables is None else tables
+        known = {} if beside is None else beside
         if folder not in known:
-            known[folder] = _table_beside(path)
-        return [path, *(file for file in (self.execution_traces.get(path), known[folder]) if file is not None)]
+            known[folder] = _files_beside(path)
+        named = self.execution_traces.get(path)
+        return [path, *(() if named is None else (named,)), *(file for file in known[folder] if file != path)]
 
 
-def _table_beside(path: str) -> str | None:
-    try:
-        return table_in_folder(path)
-    except UsageError:  # several, of which none is used
-        return None
+def _files_beside(path: str) -> tuple[str, ...]:
+    """Return the table of kernels and the captures of graphs in a file's folder.
+
+    For more captures than are read, return the folder itself, so that no plan is stored.
+    """
+    folder = Path(path).parent
+    if not os.path.isfile(path):
+        return ()
+    found: list[Path | str] = []
+    with suppress(UsageError):  # several tables, of which none is used
+        table = table_in_folder(path)
+        found += [] if table is None else [table]
+    with suppress(OSError):  # a folder that cannot be listed
+        captures = captures_in_folder(folder)
+        found += captures if len(captures) <= MAX_CANDIDATES else [folder]
+    return tuple(map(str, found))
 
 
 def _read(path: str, *, how: HowToRead) -> bytes:

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Check whether a file is unchanged without reading all of it. Its size, modification time, start and end are compared.
+"""Check whether a file is unchanged without reading all of it.
+
+Its size, its times of modification and of change, its start and its end are compared.
 
 This module only compares files on disk.
 """
@@ -26,6 +28,8 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the file as printable text."""
     size_bytes: int
     mtime_ns: int
+    ctime_ns: int
+    """Time of the last write or change of attributes, which no program can set back."""
     ends: str
     """Digest of the first and last `END_BYTES`: some tools reset modification times, and some file systems store coarse
     ones.
@@ -44,7 +48,13 @@ def stamp_of(path: str) -> Stamp | None:
             hasher.update(file.read(END_BYTES) or b"")
     except (OSError, ValueError):
         return None
-    return Stamp(path=printable(path), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, ends=hasher.hexdigest())
+    return Stamp(
+        path=printable(path),
+        size_bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+        ends=hasher.hexdigest(),
+    )
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp, ...] | None:

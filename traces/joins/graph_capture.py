@@ -491,12 +491,7 @@ def capture_candidates(trace: Trace) -> list[Path]:
     trace_file = Path(trace.info.path)
     if not trace_file.is_file():
         return []
-    candidates = [
-        file
-        for file in trace_file.parent.iterdir()
-        if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower()
-        if file != trace_file and file.is_file() and may_read(file)
-    ]
+    candidates = [file for file in captures_in_folder(trace_file.parent) if file != trace_file]
 
     def shared(file: Path) -> int:
         return next(
@@ -505,6 +500,16 @@ def capture_candidates(trace: Trace) -> list[Path]:
         )
 
     return sorted(candidates, key=lambda file: (-shared(file), file.name))[:MAX_CANDIDATES]
+
+
+def captures_in_folder(folder: Path) -> list[Path]:
+    """Return the files in a folder whose names suggest a capture, by name."""
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower()
+        if file.is_file() and may_read(file)
+    )
 
 
 def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:

@@ -19,8 +19,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("at", [0, END_BYTES - 1, -1, -END_BYTES])
-def test_both_ends_count(file: Path, at: int) -> None:
+@pytest.mark.parametrize("at", [0, END_BYTES - 1, END_BYTES * 2, -1, -END_BYTES])
+def test_a_change_of_the_content_counts(file: Path, at: int) -> None:
     before, times = stamp_of(str(file)), os.stat(file)
     data = bytearray(file.read_bytes())
     data[at] ^= 1

@@ -496,10 +496,11 @@ def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> It
             "assumed to be of one group, so some pairs may be of different groups"
         )
     world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
-    missing = max((item.missing for item in inside), default=0)
-    if missing or world > len(ranks):
+    # A given rank may lack a call, too: its recording is shorter, or the call has no counterpart.
+    all_ranks = world or len(ranks) + max((item.missing for item in inside), default=0)
+    if all_ranks > len(ranks):
         yield (
-            f"{len(ranks)} of {max(world, missing + len(ranks))} ranks were given: the transfer time includes "
+            f"{len(ranks)} of {all_ranks} ranks were given: the transfer time includes "
             "waiting for the others, so waiting may be longer and transfer shorter than shown"
         )
 

@@ -131,6 +131,17 @@ def test_some_ranks_of_a_job(tmp_path: Path) -> None:
     assert found.collectives[0].transfer_us > 400.0
 
 
+def test_a_call_that_one_given_rank_lacks_is_no_missing_rank(tmp_path: Path) -> None:
+    job = data_parallel()
+    events = job.ranks[2].events
+    calls = [event for event in events if event["name"] == "ncclDevKernel_AllReduce"]
+    for last in (calls[3], calls[7]):  # of each step
+        events.remove(last)
+    found = study(job, tmp_path).timeline
+    assert sorted(one.missing for one in found.collectives) == [0, 0, 0, 1]
+    assert not any("ranks were given" in note for note in found.notes)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     trace = read_trace(data_parallel().write(tmp_path)[0], activity=True)
     with pytest.raises(UsageError, match="waits for no other rank"):

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,7 +80,8 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     more, starts = _between_threads(trace, step, threads, end_us)
     waits += more
     host_end_us = end_us if step.marked else None  # what threads did after their last event, nothing says
-    lanes = [_Thread(events, _blocks(events, tasks, waits, starts, host_end_us, main)) for events in threads]
+    near = _Near.of(waits, starts)
+    lanes = [_Thread(events, _blocks(events, tasks, near, host_end_us, main)) for events in threads]
     for stream in range(len(tasks.streams) * step.marked):
         earlier.number(stream)
     parts = _parts(lanes, tasks, device, earlier)
@@ -164,21 +166,41 @@ def _starts_of(
         yield _Start(events.track, max(previous, -1.0), begin, *cause)
 
 
-def _blocks(
-    events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float | None, main: int
-) -> Blocks:
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """The waits and starts of each thread, and the times at which other threads wait for it; keys are tracks."""
+
+    waits: Mapping[int, Sequence[HostWait]]
+    starts: Mapping[int, Sequence[_Start]]
+    awaited_us: Mapping[int, Sequence[float]]
+
+    @classmethod
+    def of(cls, waits: Iterable[HostWait], starts: Iterable[_Start]) -> _Near:
+        """Group once, because a trace may have thousands of threads."""
+        waits_of: defaultdict[int, list[HostWait]] = defaultdict(list)
+        starts_of: defaultdict[int, list[_Start]] = defaultdict(list)
+        awaited_us: defaultdict[int, list[float]] = defaultdict(list)
+        for start in starts:
+            starts_of[start.track].append(start)
+            awaited_us[start.source[0]].append(start.source[1])
+        for wait in waits:
+            waits_of[wait.track].append(wait)
+            if wait.thread is not None:
+                awaited_us[wait.thread[0]].append(wait.thread[1])
+        return cls(waits_of, starts_of, awaited_us)
+
+
+def _blocks(events: HostEvents, tasks: Tasks, near: _Near, end_us: float | None, main: int) -> Blocks:
     """Split one thread at its launches, at its waits, and at the points for which other threads wait.
 
     The main thread continues until `end_us`, other threads until their last event.
     """
-    points = tasks.launch_us[tasks.launch_track == events.track].tolist()
-    points += [start.source[1] for start in starts if start.source[0] == events.track]
-    points += [wait.thread[1] for wait in waits if wait.thread is not None and wait.thread[0] == events.track]
-    idle = [(wait.start_us, wait.until_us) for wait in waits if wait.track == events.track]
-    idle += [(start.idle_us, start.at_us) for start in starts if start.track == events.track]
-    points += [start.at_us for start in starts if start.track == events.track]
-    points += [wait.until_us for wait in waits if wait.track == events.track]
-    points += [wait.start_us for wait in waits if wait.track == events.track]
+    waits, starts = near.waits.get(events.track, ()), near.starts.get(events.track, ())
+    points = [*tasks.launch_us[tasks.launch_track == events.track].tolist(), *near.awaited_us.get(events.track, ())]
+    idle = [(wait.start_us, wait.until_us) for wait in waits]
+    idle += [(start.idle_us, start.at_us) for start in starts]
+    points += [start.at_us for start in starts]
+    points += [us for wait in waits for us in (wait.until_us, wait.start_us)]
     begin, end = 0.0, end_us
     if events.track != main:
         starts_here = [*points, *events.start_us.tolist()[:1]]
@@ -235,8 +257,10 @@ def _assemble(
 ) -> StepGraph:
     tasks, device, total, first_task = parts.tasks, parts.device, parts.total, parts.first_task
     edges = EdgeList()
+    starts_of = _Near.of((), starts).starts
     for thread in parts.threads:
-        _thread_edges(thread, parts.first_block[thread.events.track], starts, edges)
+        track = thread.events.track
+        _thread_edges(thread, parts.first_block[track], starts_of.get(track, ()), edges)
         _launch_edges(parts, thread, edges)
     edges.join(device.edges, first_task)
     _wait_edges(parts, waits, starts, edges)
@@ -367,7 +391,7 @@ def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
             edges.add(parts.first_earlier + at, parts.first_task + task, lag, EARLIER, recorded=recorded)
 
 
-def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeList) -> None:
+def _thread_edges(thread: _Thread, base: int, starts: Sequence[_Start], edges: EdgeList) -> None:
     """Add an edge from each block to the next, except to a woken block, which does not wait for its thread's work."""
     n = len(thread.blocks.start_us)
     if n < 2:
@@ -375,13 +399,12 @@ def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeL
     lags = np.zeros(n - 1)
     keep = np.ones(n - 1, bool)
     for start in starts:
-        if start.track == thread.events.track:
-            at = _starting_at(thread.blocks, 0, start.at_us)
-            if at > 0:
-                if start.after_previous_us is None:
-                    keep[at - 1] = False
-                else:
-                    lags[at - 1] = start.after_previous_us
+        at = _starting_at(thread.blocks, 0, start.at_us)
+        if at > 0:
+            if start.after_previous_us is None:
+                keep[at - 1] = False
+            else:
+                lags[at - 1] = start.after_previous_us
     rows = np.flatnonzero(keep)
     edges.extend((base + rows).tolist(), (base + rows + 1).tolist(), lags[rows].tolist(), THREAD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -604,3 +605,18 @@ def test_a_class_of_work_is_a_pattern() -> None:
 def test_a_change_of_the_whole_step_stands_alone(tmp_path: Path, change: str) -> None:
     with pytest.raises(TraceError, match="cannot be combined"):
         study(training(), tmp_path, what_if=[change])
+
+
+def test_the_graph_of_many_threads_is_built_quickly(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for tid in range(3_000):
+        machine.tid = tid + 1
+        machine.op("aten::add", 5.0)
+    machine.tid = 1
+    machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    began = time.process_time()
+    graph = step_graph(trace, chosen_step(trace))
+    assert len({int(lane) for lane in graph.nodes.lane}) == 3_000
+    assert time.process_time() - began < 10

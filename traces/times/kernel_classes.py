@@ -34,7 +34,7 @@ _BY_LOWER_CASE = {name.lower(): name for name in CLASSES}
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous)$|^dma\b|tensormove"
-               r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|_transdata_"),
+               r"|memset|^fill_?buffer|copybuffer|(?<!conv[123]d)transpose|nchwtonhwc|nhwctonchw|_transdata_"),
     ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
                   r"|^aten::_fused_(adam|sgd|adagrad|lamb)"),
     ("indexing and sorting", r"reshape_and_cache|concat_and_cache|store_cache|kv_cache_update|\brouting|moe_align"
@@ -48,9 +48,13 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("GEMM", r"(?<!fb)gemm|gemv|cutlass(?!::\w*(float|half|int|array))|cijk_|matmul|(?<![a-z])b?mm_"
              r"|fused_moe|splitk|s\d{4,}gemm|xmma|nvjet"
              r"|^aten::(mm|addmm|bmm|baddbmm|addmv"
-             r"|mv|v?dot|linear|bilinear|_trilinear|einsum|_scaled_mm|_grouped_mm|addbmm)(_|\.|$)|ampere_.*_tn|wvsplitk|llmm1|marlin"
+             r"|mv|v?dot|(mkldnn_)?linear|bilinear|_trilinear|einsum|_(scaled|grouped|int|weight_int[48]pack)_mm"
+             r"|_addmm_activation|addbmm)(_|\.|$)|ampere_.*_tn|wvsplitk|llmm1|marlin"
              r"|dot_kernel"
              r"|grouped_mm|aclnn(mm|addmm|matmul|batchmatmul)"),
+    ("random", r"^aten::(log_)?normal_?$|randomnormal|normal_and_transform|normal_kernel|statelessnormal"),
+    # Norms of vectors and matrices are sums; that of gradients is one of them.
+    ("reduction", r"^aten::(linalg_(vector_|matrix_)?|_foreach_)?norm$|norm(zero|one|two)?ops|lpnorm"),
     ("normalization", r"norm|rms_|welford|\bbn_(fw|bw)|rowwisemoments|internalgradients"
                       r"|backwardfusedparams|gradgammabeta"),
     ("softmax", r"softmax|(?<!binary)(?<!binary_)cross_?entropy|nll_loss"),
@@ -58,14 +62,23 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("elementwise", r"rotary|rope_|_rope"),
     ("indexing and sorting", r"index|gather|scatter|embedding|sort|topk|radix|scan|cumsum|unique|nonzero|masked_select"
                              r"|reshape_and_cache|compact|moe_align|select_kernel|where"),
-    ("reduction", r"reduce|::sum|::mean|::max\b|::min\b|arg_?max|arg_?min|logsumexp|::norm|pool"),
+    ("reduction", r"reduce|::(nan)?sum|::(nan)?mean|::max\b|::min\b|arg_?max|arg_?min|logsumexp|pool"
+                  r"|^aten::(amax|amin|aminmax|all|any|prod|std|std_mean|var|var_mean)$"),
     ("Triton", r"^triton_"),
     ("elementwise", r"elementwise|vectorized|pointwise|unrolled|foreach|multi_tensor|::(add|sub|mul|div|neg|exp|log"
                     r"|sqrt"
                     r"|rsqrt|relu|gelu|silu|tanh|sigmoid|pow|clamp|fill_|zero_|eq|ne|lt|gt|ge|le|where|cat|abs|copysign"
                     r"|lerp|addcmul|addcdiv|threshold|hardtanh|hardswish|hardsigmoid|softplus|elu|celu"
                     r"|selu|mish|leaky_relu|masked_fill|bitwise_\w+|logical_\w+)(_|\.|$)"
-                    r"|binary_?cross_?entropy|act_and_mul|silu|gelu|rope|rotary|catarray|cast|quant"
+                    r"|^aten::(sin|cos|tan|arc(sin|cos|tan)|a(sin|cos|tan))h?_?$"
+                    r"|^aten::(arctan2|atan2|ceil|clip|digamma|divide|erf|erfc|erfinv|exp2|expm1|floor|floor_divide|fmax"
+                    r"|fmin|fmod|frac|greater|greater_equal|hypot|isclose|isfinite|isinf|isnan|isneginf|isposinf|less"
+                    r"|less_equal|lgamma|log10|log1p|log2|logaddexp|logaddexp2|logit|maximum|minimum|multiply|nan_to_num"
+                    r"|negative|not_equal|prelu|_prelu_kernel|reciprocal|relu6|remainder|round|rsub|sgn|sign|signbit"
+                    r"|sinc|square|subtract|tril|triu|true_divide|trunc|xlogy"
+                    r"|(mse|smooth_l1|huber|soft_margin)_loss(_backward)?)_?$"
+                    r"|binary_?cross_?entropy|act_and_mul|silu|gelu|rope|rotary|catarray|cast"
+                    r"|quant(?!ile|ized_(?:gru|lstm|rnn))"
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
 _LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
@@ -77,6 +90,10 @@ _TEMPLATE = re.compile(r"triton_tem_fused_.*?(?:(?P<attention>attention)|(?P<con
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that are mixture-of-experts layers: they route, multiply and sum."""
 _NODES = ("autograd::engine::", "torch::autograd::")
+_CPU_LIBRARY = re.compile(
+    r"^(?:_?quantized|mkldnn|mkl|onednn)::_*(?:mkl_|wrapped_|quantized_|q(?=linear|conv|add|mul))*"
+)
+_CONVOLUTION = re.compile(r"conv(?:olution)?(?:\dd)?_transpose")
 
 
 def class_named(text: str) -> str | None:
@@ -109,6 +126,7 @@ def class_of(name: str) -> str:
 def class_of_op(name: str) -> str:
     """Return the class of an op ("aten::addmm") from its name.
 
+    An op of PyTorch's CPU libraries ("quantized::linear_relu") has the class of the aten op that it is named after.
     Return "other" for labels, autograd nodes, and mixture-of-experts layers.
     """
     if is_communication_op(name):
@@ -116,6 +134,9 @@ def class_of_op(name: str) -> str:
     is_op = "::" in name and not name.startswith(_NODES)
     if not is_op or is_layer_of_experts(name):
         return "other"
+    name = _CPU_LIBRARY.sub("aten::", name)
+    if _CONVOLUTION.search(name):
+        return "convolution"
     return "other" if (kind := class_of(name)) == "communication" else kind
 
 

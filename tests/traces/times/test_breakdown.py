@@ -19,7 +19,7 @@ from opreplay.traces.limits import Limits
 from opreplay.traces.model import OpSignature
 from opreplay.traces.times.breakdown import NO_OP, breakdown, self_time_us
 from opreplay.traces.times.busy import _at_least_two, _length, _union, device_busy
-from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.kernel_classes import class_of, class_of_op
 from opreplay.traces.times.modules import modules_of_ops
 from opreplay.traces.times.peaks import PEAKS, peak_of
 
@@ -237,11 +237,47 @@ def test_modules_are_told_by_the_python_stack(tmp_path: Path) -> None:
         ("aclnnBinaryCrossEntropy", "elementwise"),
         ("aten::hardswish_", "elementwise"),
         ("aten::elu_backward", "elementwise"),
+        ("aten::linalg_vector_norm", "reduction"),
+        ("aten::_foreach_norm", "reduction"),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float>>>",
+            "reduction",
+        ),
+        ("aten::native_group_norm", "normalization"),
+        ("aten::normal_", "random"),
+        ("distribution_elementwise_grid_stride_kernel<float, 4, cuda::normal_and_transform<float>>", "random"),
+        ("aten::reciprocal", "elementwise"),
+        ("aten::cos_", "elementwise"),
+        ("aten::maximum", "elementwise"),
+        ("aten::var_mean", "reduction"),
+        ("aten::_int_mm", "GEMM"),
+        ("Conv2DTranspose", "convolution"),
+        ("aclnnConvolution_Transpose_Transpose", "copies"),
         ("my_kernel_7", "other"),
     ],
 )
 def test_classes(name: str, kind: str) -> None:
     assert class_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::conv_transpose2d", "convolution"),
+        ("aten::cudnn_convolution_transpose", "convolution"),
+        ("aten::transpose", "copies"),
+        ("quantized::linear_dynamic", "GEMM"),
+        ("quantized::conv2d_relu", "convolution"),
+        ("quantized::add_relu", "elementwise"),
+        ("mkldnn::_linear_pointwise", "GEMM"),
+        ("onednn::qlinear_pointwise", "GEMM"),
+        ("mkl::_mkl_linear", "GEMM"),
+        ("aten::quantized_lstm", "other"),
+        ("fbgemm::FloatToFP8RowwiseQuantized", "elementwise"),
+    ],
+)
+def test_classes_of_ops(name: str, kind: str) -> None:
+    assert class_of_op(name) == kind
 
 
 @pytest.mark.parametrize(

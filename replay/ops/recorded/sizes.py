@@ -115,15 +115,14 @@ CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
 None means that the op has none. Whether it is transposed is given as a bool, or as the position of the argument that
 says so.
 """
-GROUPS_OF_TRANSPOSED = {
-    "cudnn_convolution_transpose": 6,
-    "miopen_convolution_transpose": 7,
-    "_mps_convolution_transpose": 6,
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 6),
+TRANSPOSED: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (7, 8)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), (5, 6)),
+    **dict.fromkeys(("cudnn_convolution_transpose", "_mps_convolution_transpose"), (3, 6)),
+    "miopen_convolution_transpose": (4, 7),
+    **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), (6, None)),
 }
-"""Map of aten op to the position of its number of groups, for transposed convolutions that may have several. The
-argument after the padding is the padding of the result.
-"""
+"""aten op → positions of its output padding and of the number of groups. None means that the op has no groups."""
 CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
 PRODUCTS = {
     "mm": (0, 2),
@@ -159,32 +158,22 @@ PER_ELEMENT = {
 A sum or product has one; normalization and softmax have four. The exact number matters little, because memory bandwidth
 bounds these ops.
 """
-MOVES = frozenset({"tril", "triu", "flip", "roll"})
-"""Copies whose names match no class of ops."""
-POINTWISE = frozenset(
-    {
-        "acos", "acosh", "angle", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_not", "ceil", "clip",
-        "conj_physical", "cos", "cosh", "deg2rad", "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "float_power",
-        "floor", "fmax", "fmin", "fmod", "frac", "gcd", "hardshrink", "heaviside", "hypot", "i0", "igamma", "igammac",
-        "lcm", "ldexp", "lgamma", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "logit", "logit_backward",
-        "maximum", "minimum", "mvlgamma", "nan_to_num", "nextafter", "polygamma", "rad2deg", "reciprocal", "relu6",
-        "remainder", "round", "rsub", "sgn", "sign", "sin", "sinc", "sinh", "softshrink", "square", "tan",
-        "true_divide", "trunc", "xlogy",
-    }
-)  # fmt: skip
-"""Elementwise aten ops whose names match no class of ops; also in place."""
 WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
 """Indexing ops that read all of their arguments and return as many elements."""
 TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
 """Names of the arguments that rotary embeddings rotate."""
 COMPARISONS = frozenset(
-    {
-        "eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "isneginf", "isposinf", "signbit",
-        "logical_not", "logical_and", "logical_or", "logical_xor",
-    }
-)  # fmt: skip
+    {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
+    | {"less", "less_equal", "greater", "greater_equal", "not_equal", "isneginf", "isposinf", "isclose", "signbit"}
+    | {"logical_xor"}
+)
 """Ops whose result has one byte per element."""
+RESULT_BYTES = {"_int_mm": 4, "dequantize": 4, "quantize_per_tensor": 1, "quantize_per_channel": 1}
+"""Bytes per element of the result of aten ops whose result has another dtype than their arguments."""
+WIDENING = {"_softmax": 2, "_log_softmax": 2}
+"""aten op → position of the argument that says whether the result of a float16 input is float32."""
+LOSSES_OF_ROWS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"})
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
 COMMUNICATION = "communication: limited by links between devices"
@@ -307,7 +296,7 @@ def _by_sizes(
     base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
 ) -> tuple[float | None, float | None]:
     """Return (operations, bytes) of an op that reads its arguments once and writes its result."""
-    kind = _kind(base, signature.name)
+    kind = kind_of(signature.name)
     flops, result = _products(base, shapes, signature)
     if kind == "GEMM" and flops is None and "::" in signature.name:
         flops, result = _library_product(signature)
@@ -324,8 +313,14 @@ def _by_sizes(
     if base in ONLY_WRITES:
         return 0.0, sizes[0]
     has_rule = any(base in bases for bases, _ in RULES if bases not in (POOLS, POOLS_BACKWARD))
+    if base in LOSSES_OF_ROWS:
+        return _loss_of_rows(base, signature)
+    if signature.name.startswith("aten::") and (kind == "elementwise" or base == "where"):
+        result = _broadcast_elements(base, shapes)
+        if result > MOST_ELEMENTS:
+            return None, None
     if flops is None and kind in PER_ELEMENT and "::" in signature.name and not has_rule:
-        flops = float(PER_ELEMENT[kind] * max(map(prod, shapes)))
+        flops = float(PER_ELEMENT[kind] * max(max(map(prod, shapes)), result or 0))
     if signature.name.startswith("triton_") and any("int" in dtype for dtype in dtypes):
         return None, None  # it may read a table by index
     if base in ("copy_", "copy"):
@@ -339,30 +334,61 @@ def _by_sizes(
     if kind == "random":
         elements = max(map(prod, shapes))
         return (float(elements), 2 * sizes[0] + elements) if base == "native_dropout" else (None, None)
-    if signature.name.startswith("aten::") and flops is result is None and kind not in PER_ELEMENT:
-        return None, None  # the size of the result is unknown, and it may be a view
-    return flops, sum(sizes) + _written(signature, base, sizes, kind, result)
+    written = _written(signature, base, sizes, kind, result)
+    return flops, None if written is None else sum(sizes) + written
 
 
-def _kind(base: str, name: str) -> str:
-    """Return the class of work of an op, including ops of aten that `kind_of` does not know."""
-    if not name.startswith("aten::"):
-        return kind_of(name)
-    if base in COMPARISONS or base.removesuffix("_") in POINTWISE:
-        return "elementwise"
-    return "copies" if base.removesuffix("_") in MOVES else kind_of(name)
+def _broadcast_elements(base: str, shapes: Shapes) -> int:
+    """Return the elements of the result of an op on all of its tensors, or of the tensor that it overwrites."""
+    if base.endswith("_") and not base.endswith("__"):
+        return prod(shapes[0])
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    sizes = [{size for size in column if size != 1} for column in zip(*padded, strict=True)]
+    if any(len(column) > 1 for column in sizes):
+        return max(map(prod, shapes))
+    return prod(next(iter(column), 1) for column in sizes)
 
 
-def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float:
-    """Return the bytes that a call writes, in addition to one pass over each argument."""
-    item = ITEMSIZE_BYTES.get(_tensors(signature)[1][0], 1)
+def _loss_of_rows(base: str, signature: OpSignature) -> tuple[float | None, float | None]:
+    """Return (operations, bytes) of a loss that reads one element a row, or of its gradient, as large as its input."""
+    at = 1 if base.endswith("backward") else 0
+    scores, targets = _shape(signature, at), _shape(signature, at + 1)
+    if not scores:
+        return None, None
+    rows = float(max(1, prod(targets)))
+    moved = rows * (_item(signature, at) + _item(signature, at + 1))
+    return rows, moved + (prod(scores) * _item(signature, at) if at else 0.0)
+
+
+def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float | None:
+    """Return the bytes that a call writes, in addition to one pass over each argument. None if the arguments do not
+    determine them.
+    """
+    shapes, dtypes = _tensors(signature)
+    item = ITEMSIZE_BYTES.get(dtypes[0], 1)
     known = parameters_of(signature.name, len(signature.dims or ()))
     if known is None:
+        elements = max(map(prod, shapes)) if result is None else result
+        if base in COMPARISONS:
+            return float(elements)
+        if (bytes_each := _result_item(signature, base)) is not None:
+            return float(elements) * bytes_each
+        if len(shapes) > (3 if base.endswith("_loss_backward") else 1 if base == "nan_to_num" else 9):
+            return 0.0  # the last argument is the result
+        if kind == "elementwise" or base == "where":
+            if not base.endswith("_") or base.endswith("__"):
+                items = [*zip(shapes, dtypes, strict=True)][base == "where" :]
+                wide = [dtype for shape, dtype in items if shape] or [dtype for _, dtype in items] or dtypes
+                item = max(ITEMSIZE_BYTES.get(dtype, 1) for dtype in wide)
+            return float(elements) * item
         if result is not None:
             return float(result) * (item + POOLS.get(base, (None, 0, 0))[2])
-        if base in COMPARISONS:
-            return float(max(map(prod, _tensors(signature)[0])))
-        return max(sizes) if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR else 0.0
+        if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR:
+            return max(sizes)
+        # The arguments of a generated kernel include its results.
+        is_known = kind in ("reduction", "optimizer") or base.endswith("_") or signature.name.startswith("triton_")
+        return 0.0 if is_known else None
     arguments = Arguments(signature)
     written = sum(
         size
@@ -374,6 +400,13 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
     if known.returns and kind in LIKE_ITS_INPUT:
         return written + max(sizes) / (2 if "and_mul" in base else 1)
     return written
+
+
+def _result_item(signature: OpSignature, base: str) -> int | None:
+    """Return the bytes per element of a result whose dtype is not that of the arguments; otherwise None."""
+    if base in WIDENING and _argument(signature, WIDENING[base]) is True:
+        return 4
+    return RESULT_BYTES.get(base)
 
 
 def _sizes(signature: OpSignature) -> list[float]:
@@ -713,8 +746,8 @@ def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[flo
     if transposed is not False:
         if transposed is not True or data[1] != weight[0]:
             return None, None
-        spread = _spread(base, data, weight, signature)
-        return float(convolution_flops(data, weight, (), transposed=True)), None if spread is None else prod(spread)
+        # Each element of the input meets the whole filter.
+        return float(convolution_flops(data, weight, (), transposed=True)), _transposed_result(base, signature)
     if data[1] != weight[1] and (not weight[1] or data[1] % weight[1]):
         return None, None  # channels of no number of groups
     stride, padding = _argument(signature, stride_at), _argument(signature, padding_at)
@@ -731,25 +764,21 @@ def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[flo
     return float(convolution_flops(data, weight, result, transposed=False)), prod(result)
 
 
-def _spread(
-    base: str, data: tuple[int, ...], weight: tuple[int, ...], signature: OpSignature
-) -> tuple[int, ...] | None:
-    """Return the shape of the result of a transposed convolution, or None if arguments are missing."""
-    stride_at, padding_at, dilation_at, transposed_at = CONVOLUTIONS[base]
-    is_flagged = not isinstance(transposed_at, bool)
-    groups_at = transposed_at + 2 if is_flagged else GROUPS_OF_TRANSPOSED.get(base)
-    more_at = transposed_at + 1 if is_flagged else padding_at + 1
+def _transposed_result(base: str, signature: OpSignature) -> int | None:
+    """Return the elements of the result of a transposed convolution, or None if arguments are missing."""
+    data, weight = _shape(signature, 0), _shape(signature, 1)
+    stride_at, padding_at, dilation_at, _ = CONVOLUTIONS[base]
+    extra_at, groups_at = TRANSPOSED[base]
     groups = 1 if groups_at is None else _integer(signature, groups_at)
+    stride, padding, extra = (_argument(signature, place) for place in (stride_at, padding_at, extra_at))
     dilation: Literal = [1] if dilation_at is None else _argument(signature, dilation_at)
-    sizes: list[int] = []
+    elements = data[0] * weight[1] * (groups or 0)
     for dim, (size, width) in enumerate(zip(data[2:], weight[2:], strict=True)):
-        given = (_argument(signature, stride_at), _argument(signature, padding_at), _argument(signature, more_at))
-        step, pad, more = (_of_dim(values, dim) for values in given)
-        far = _of_dim(dilation, dim)
-        if step is None or pad is None or more is None or far is None:
+        step, pad, far, more = (_of_dim(values, dim) for values in (stride, padding, dilation, extra))
+        if step is None or pad is None or far is None or more is None:
             return None
-        sizes.append(max(0, (size - 1) * step - 2 * pad + far * (width - 1) + more + 1))
-    return None if groups is None else (data[0], weight[1] * groups, *sizes)
+        elements *= max(0, (size - 1) * step - 2 * pad + far * (width - 1) + more + 1)
+    return elements if groups else None
 
 
 def _resampled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:

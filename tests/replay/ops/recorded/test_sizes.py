@@ -49,6 +49,53 @@ def test_attention_of_equal_sequences(causal: bool) -> None:
     assert [(one.flops, one.bytes) for one in found] == [(flops, bytes_)] * 4
 
 
+F32, INT8 = "float", "signed char"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "flops", "bytes_"),
+    [
+        ("aten::add", [(F32, [64, 1]), (F32, [1, 128]), 1], 64 * 128, 4 * (64 + 128 + 64 * 128)),
+        ("aten::mul", [[64, 128], (F32, [64, 1])], 64 * 128, 2 * 64 * 128 + 4 * 64 + 4 * 64 * 128),
+        ("aten::mul_", [[64, 128], ("double", [])], 64 * 128, 4 * 64 * 128 + 8),
+        ("aten::gt", [(F32, [64, 1]), (F32, [1, 128])], 64 * 128, 4 * (64 + 128) + 64 * 128),
+        ("aten::where", [("bool", [64]), (F32, []), (F32, [])], 0, 64 + 8 + 4 * 64),
+        ("aten::cos", [(F32, [64])], 64, 8 * 64),
+        ("aten::nan_to_num", [(F32, [64]), None, None, None, (F32, [64])], 64, 8 * 64),
+        ("aten::linalg_vector_norm", [(F32, [64]), 2], 64, 4 * 64),
+        ("aten::_softmax", [[8, 64], 1, False], 4 * 512, 4 * 512),
+        ("aten::_softmax", [[8, 64], 1, True], 4 * 512, 6 * 512),
+        ("aten::_int_mm", [(INT8, [32, 64]), (INT8, [64, 16])], 2 * 32 * 64 * 16, 64 * 48 + 4 * 32 * 16),
+        ("aten::quantize_per_tensor", [(F32, [64]), 0.1, 0, 13], 64, 5 * 64),
+        ("aten::nll_loss_forward", [(F32, [8, 64]), ("long int", [8]), None, 1, -100], 8, 8 * 12),
+        (
+            "aten::cudnn_convolution_transpose",
+            [[2, 8, 5, 6], [8, 3, 3, 4], "[1, 0]", "[1, 0]", "[2, 3]", "[1, 2]", 2],
+            2 * 2 * 8 * 5 * 6 * 3 * 3 * 4,
+            2 * (2 * 8 * 5 * 6 + 8 * 3 * 3 * 4 + 2 * 6 * (4 * 2 - 2 + 2 + 2) * (5 * 3 + 2 * 3 + 1)),
+        ),
+    ],
+)
+def test_a_result_counts_with_its_own_size(name: str, arguments: list[Any], flops: float, bytes_: float) -> None:
+    found = work(name, *arguments)
+    assert (found.flops, found.bytes) == (flops, bytes_)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("quantized::linear_dynamic", (F32, [32, 256]), None, True),
+        ("aten::upsample_nearest2d", (F32, [8, 8, 12, 12]), None, 2.0, 2.0),
+        ("aten::im2col", (F32, [8, 8, 12, 12]), "[3, 3]", "[1, 1]", "[0, 0]", "[1, 1]"),
+    ],
+)
+def test_a_result_of_unknown_size_leaves_the_bytes_unknown(arguments: tuple[Any, ...]) -> None:
+    """The weights of a quantized product are packed in an object whose sizes no trace has."""
+    found = work(*arguments)
+    assert (found.flops, found.bytes) == (None, None)
+    assert found.why
+
+
 def test_packed_sequences_tell_where_all_are_as_long() -> None:
     def flash(tokens: int, sequences: int, longest: int) -> CallWork:
         starts = ("int", [sequences + 1])

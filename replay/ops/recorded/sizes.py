@@ -177,6 +177,7 @@ LOSSES_OF_ROWS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss_
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
 COMMUNICATION = "communication: limited by links between devices"
+SPARSE = "it is not recorded how many elements a sparse or opaque tensor stores"
 _CONTENTS = "index values decide which rows are read or written"
 
 
@@ -223,6 +224,8 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
     moved: float | None = None
     if shapes and max(map(prod, shapes)) > MOST_ELEMENTS:
         return CallWork(flops=None, bytes=None, dtype=dtypes[0], why=IMPOSSIBLE)
+    if _has_sparse(signature):
+        return CallWork(flops=None, bytes=None, dtype=next(iter(dtypes), ""), why=SPARSE)
     if base in JOINED:
         moved = _joined_bytes(signature, element_bytes)
         flops = None if moved is None else 0.0
@@ -244,6 +247,19 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
         flops, moved = _by_sizes(base, shapes, dtypes, signature)
     why = _why_unknown(signature, base, shapes) if flops is None or moved is None else ""
     return CallWork(flops=flops, bytes=moved, dtype=next(iter(dtypes), ""), why=why)
+
+
+def _has_sparse(signature: OpSignature) -> bool:
+    """Check whether a tensor has sizes but no strides, although the trace records strides.
+
+    Such a tensor is sparse. Those of mkldnn are opaque instead: they store all elements, in blocks.
+    """
+    if not signature.strides or "mkldnn" in signature.name:
+        return False
+    return any(
+        bool(dims) and not steps and _is_shape(dims) and torch_dtype_name(spelled or "") is not None
+        for dims, steps, spelled in zip(signature.dims or (), signature.strides, signature.types or (), strict=False)
+    )
 
 
 _KINDS = (

@@ -96,6 +96,17 @@ def test_a_result_of_unknown_size_leaves_the_bytes_unknown(arguments: tuple[Any,
     assert found.why
 
 
+@pytest.mark.parametrize(("name", "is_known"), [("aten::addmm", False), ("mkldnn::_linear_pointwise", True)])
+def test_a_sparse_tensor_stores_an_unknown_part(name: str, is_known: bool) -> None:
+    """A tensor without strides among tensors with strides is sparse; those of mkldnn store all elements in blocks."""
+    shapes, strides = ((50, 32), (50, 40), (40, 32)), ((32, 1), (), (32, 1))
+    if is_known:
+        shapes, strides = ((50, 40), (32, 40)), ((40, 1), ())
+    found = work_of(OpSignature(name=name, dims=shapes, types=(F32,) * len(shapes), strides=strides))
+    assert (found.flops, found.bytes is not None) == (2 * 50 * 40 * 32 if is_known else None, is_known)
+    assert bool(found.why) != is_known
+
+
 def test_packed_sequences_tell_where_all_are_as_long() -> None:
     def flash(tokens: int, sequences: int, longest: int) -> CallWork:
         starts = ("int", [sequences + 1])

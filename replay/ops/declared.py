@@ -22,12 +22,18 @@ from opreplay.replay.ops.table import Row, find, row
 
 _WRITTEN = re.compile(r"Tensor(?:\([^)]*!\)|!)[\[\]?]* (\w+)")
 _CONSTANT = re.compile(r"True|False|None|[-\d'\"]")
+_NAMESPACE = re.compile(r"\w{1,100}", re.ASCII)
 _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
 
 @lru_cache(maxsize=64)
 def schemas_in(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Map op names without overload to the (date, schema) of each version, in the order of the file."""
+    """Map op names without overload to the (date, schema) of each version, in the order of the file.
+
+    The namespace may come from a trace: one that is no name of a file has no schemas.
+    """
+    if not _NAMESPACE.fullmatch(namespace):
+        return {}
     versions_by_op: dict[str, list[tuple[str, str]]] = {}
     file = files("opreplay.replay.ops.schemas").joinpath(f"{namespace}.txt")
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():

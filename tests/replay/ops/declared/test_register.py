@@ -11,7 +11,7 @@ import torch
 from opreplay.replay.ops import catalog, table
 from opreplay.replay.ops import register as reference
 from opreplay.replay.ops import register as registry
-from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.declared import published, schemas_in, stands_for
 
 SCHEMAS = Path(__file__).parents[4].parent / "shared" / "design" / "vendor_op_schemas.csv"
 
@@ -123,3 +123,10 @@ def test_schemas_are_those_of_the_libraries() -> None:
 def _signature(schema: str) -> list[tuple[str, bool]]:
     arguments = torch._C.parse_schema(schema).arguments
     return [(str(argument.type).replace("SymInt", "int"), argument.kwarg_only) for argument in arguments]
+
+
+@pytest.mark.parametrize("namespace", ["../schemas/_C", "/etc/_C", "n" * 5000, "a\0b", ""])
+def test_a_namespace_of_a_trace_names_no_other_file(namespace: str) -> None:
+    assert schemas_in("_C")
+    assert published(f"{namespace}::rms_norm") == ()
+    assert schemas_in(namespace) == {}

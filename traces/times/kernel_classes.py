@@ -33,8 +33,8 @@ CLASSES = (
 _BY_LOWER_CASE = {name.lower(): name for name in CLASSES}
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous)$|^dma\b|tensormove"
-               r"|memset|^fill_?buffer|copybuffer|(?<!conv[123]d)transpose|nchwtonhwc|nhwctonchw|_transdata_"),
+    ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous|flip|roll)$|^dma\b"
+               r"|tensormove|memset|^fill_?buffer|copybuffer|(?<!conv[123]d)transpose|nchwtonhwc|nhwctonchw|_transdata_"),
     ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
                   r"|^aten::_fused_(adam|sgd|adagrad|lamb)"),
     ("indexing and sorting", r"reshape_and_cache|concat_and_cache|store_cache|kv_cache_update|\brouting|moe_align"
@@ -75,7 +75,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|fmin|fmod|frac|greater|greater_equal|hypot|isclose|isfinite|isinf|isnan|isneginf|isposinf|less"
                     r"|less_equal|lgamma|log10|log1p|log2|logaddexp|logaddexp2|logit|maximum|minimum|multiply|nan_to_num"
                     r"|negative|not_equal|prelu|_prelu_kernel|reciprocal|relu6|remainder|round|rsub|sgn|sign|signbit"
-                    r"|sinc|square|subtract|tril|triu|true_divide|trunc|xlogy"
+                    r"|sinc|square|subtract|tril|triu|true_divide|trunc|xlogy|angle|conj_physical|deg2rad|float_power|gcd"
+                    r"|hardshrink|heaviside|i0|igammac?|lcm|ldexp|logit_backward|mvlgamma|nextafter|polygamma|rad2deg"
+                    r"|softshrink"
                     r"|(mse|smooth_l1|huber|soft_margin)_loss(_backward)?)_?$"
                     r"|binary_?cross_?entropy|act_and_mul|silu|gelu|rope|rotary|catarray|cast"
                     r"|quant(?!ile|ized_(?:gru|lstm|rnn))"

@@ -166,8 +166,7 @@ def _starts_of(
         yield _Start(events.track, max(previous, -1.0), begin, *cause)
 
 
-@dataclass(frozen=True, slots=True)
-class _Near:
+class _Near(msgspec.Struct, frozen=True):
     """The waits and starts of each thread, and the times at which other threads wait for it; keys are tracks."""
 
     waits: Mapping[int, Sequence[HostWait]]

@@ -86,7 +86,6 @@ def test_a_result_counts_with_its_own_size(name: str, arguments: list[Any], flop
     [
         ("quantized::linear_dynamic", (F32, [32, 256]), None, True),
         ("aten::upsample_nearest2d", (F32, [8, 8, 12, 12]), None, 2.0, 2.0),
-        ("aten::im2col", (F32, [8, 8, 12, 12]), "[3, 3]", "[1, 1]", "[0, 0]", "[1, 1]"),
     ],
 )
 def test_a_result_of_unknown_size_leaves_the_bytes_unknown(arguments: tuple[Any, ...]) -> None:

@@ -49,6 +49,7 @@ Values = Literal[
     "denormal",
     "zeros",
     "ties",
+    "halves",
     "odd",
     "NaN in rows",
     "rows of -inf",
@@ -63,11 +64,11 @@ Values = Literal[
 
 "usual": from the op's initializers. "wide": 8 times as large. "large": 100 times as large, or integers too large for
 float32. "beyond": beyond float16's range. "far": a large number added. "small": about a millionth. "denormal": below
-the smallest normal number. "zeros": some zeros of both signs. "ties": few distinct values. "odd": some NaN and
-infinities. "NaN in rows": one NaN in every second row. "rows of -inf", "rows of zeros": every second row has only this
-value. "rows far below zero": every second row has only one large negative number, like masked scores. "positive":
-between 0 and 1. "signed": integers of both signs without zeros. "too large": an index beyond any tensor. "negative": a
-negative index.
+the smallest normal number. "zeros": some zeros of both signs. "ties": few distinct values. "halves": values that
+quantization must round from the middle between two integers. "odd": some NaN and infinities. "NaN in rows": one NaN in
+every second row. "rows of -inf", "rows of zeros": every second row has only this value. "rows far below zero": every
+second row has only one large negative number, like masked scores. "positive": between 0 and 1. "signed": integers of
+both signs without zeros. "too large": an index beyond any tensor. "negative": a negative index.
 """
 
 

@@ -503,6 +503,16 @@ def vary_values(case: Case) -> Iterator[Case]:
     if any("float" in meta.dtype for meta in _tensors(case)):
         for values, kind in VALUES.items():
             yield msgspec.structs.replace(case, kind=kind, values=values)
+        args = tuple(_with_power_of_two(arg) for arg in case.op.args)
+        yield msgspec.structs.replace(replaced(case, "halves to round", args), values="halves")
+
+
+def _with_power_of_two(arg: ReplayArg) -> ReplayArg:
+    """Replace a float by the next power of two: multiplying by its reciprocal then equals dividing by it."""
+    if type(arg.value) is not float or not math.isfinite(arg.value) or arg.value == 0:
+        return arg
+    value = math.copysign(2.0 ** round(math.log2(abs(arg.value))), arg.value)
+    return msgspec.structs.replace(arg, value=value)
 
 
 def primes_of(case: Case) -> Case:

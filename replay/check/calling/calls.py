@@ -51,6 +51,10 @@ OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 INTEGER_ONLY_VALUES = frozenset[Values](("signed", *OUTSIDE))
 """Kinds of values that apply to integers only."""
 MOST_ZEROS = 64
+HALVES_LARGEST, HALVES_EVERY = 63.5, 8
+"""Every `HALVES_EVERY`-th of the "halves" values is the largest one, so that each group of a quantization has it. The
+int8 scale is then 1/2, and multiples of 1/4 are rounded from the middle between two integers.
+"""
 OF_ROWS: dict[Values, float] = {
     "NaN in rows": float("nan"),
     "rows of -inf": float("-inf"),
@@ -355,6 +359,12 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
         tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
     elif values == "ties":
         tensor.mul_(2).round_()
+    elif values == "halves" and number:  # a scale
+        tensor.copy_(torch.exp2(tensor.abs().clamp_(2.0**-10, 2.0**10).log2_().round_()))
+    elif values == "halves":
+        places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        tensor.mul_(4).round_().div_(4)
+        tensor.masked_fill_(places % HALVES_EVERY == 0, HALVES_LARGEST)
     elif values in OF_ROWS:
         tensor.masked_fill_(_in_rows(tensor, values, number), OF_ROWS[values])
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,8 +27,12 @@ from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed
 from opreplay.traces.names import plural
 
-CALLERS, ROUNDS = 4, 6
+CALLERS, ROUNDS = 4, 20
 """Number of threads that call an op at once, and number of calls per thread."""
+SWITCH_S = 1e-5
+"""Seconds after which Python may switch threads while ops are called at once. The usual 5 ms are longer than all calls
+of a caller, so that Python code of ops would hardly overlap.
+"""
 THREADS = (1, 3)
 """torch's thread counts that are tried: one, and a number that does not divide any usual size."""
 
@@ -45,6 +50,7 @@ def stateless(bench: Bench, base: Case) -> list[Attempt]:
         *([] if bench.operator(base) is not None else [attempt(bench, base, leaves_state, "state of torch")]),
         *(_trial(bench, case, "in memory full of NaN", partial(_in_state, state=_filled)) for case in empty),
         _trial(bench, base, "again with other values", _after_another),
+        _trial(bench, base, "results after another call", _keeps_results),
         *(_trial(bench, base, name, partial(_in_state, state=state)) for name, state in states.items()),
         _trial(bench, base, f"by {CALLERS} callers at once", _at_once),
     ]
@@ -88,7 +94,7 @@ def _after_another(bench: Bench, case: Case) -> Finding:
         _results(bench, case, arguments)
         for mine, before in zip(arguments.tensors(), first.tensors(), strict=True):
             if 0 not in mine.stride():
-                mine.copy_(before / 2 if is_float(before) else before)
+                mine.copy_(_other_values(before))
         other = contiguous(arguments)
         again = _results(bench, case, arguments)
         wanted = _results(bench, case, other)
@@ -96,6 +102,30 @@ def _after_another(bench: Bench, case: Case) -> Finding:
         return nothing(words(error))
     where = _difference(again, wanted, arguments)
     return passed() if where is None else failed(f"the result depends on the previous call: {where}")
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return half of each float in reverse order, because results of a norm or a sort do not depend on the scale.
+
+    Other dtypes are returned unchanged: they may be indices, which the op expects in this order.
+    """
+    return tensor.flip(tuple(range(tensor.dim()))) / 2 if is_float(tensor) else tensor
+
+
+def _keeps_results(bench: Bench, case: Case) -> Finding:
+    """Check that a call with other values, in other memory, leaves the results of the previous call unchanged. An op
+    that returns its workspace would overwrite them.
+    """
+    arguments = bench.arguments(case).copy()
+    other = contiguous(arguments).changed(_other_values)
+    try:
+        kept = results_of(bench.call_of(case, arguments), arguments).all()
+        before = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in kept]
+        results_of(bench.call_of(case, other), other)
+    except Exception as error:  # judged by other trials
+        return nothing(words(error))
+    where = _difference(kept, before, arguments)
+    return passed() if where is None else failed(f"the next call overwrites the result: {where}")
 
 
 @contextlib.contextmanager
@@ -156,26 +186,63 @@ def _at_once(bench: Bench, case: Case) -> Finding:
                 return where
         return None
 
-    with ThreadPoolExecutor(CALLERS) as pool:
-        where = next((where for where in list(pool.map(caller, range(CALLERS))) if where is not None), None)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        with ThreadPoolExecutor(CALLERS) as pool:
+            where = next((where for where in list(pool.map(caller, range(CALLERS))) if where is not None), None)
+    finally:
+        sys.setswitchinterval(usual)
     return passed() if where is None else failed(f"simultaneous calls disturb each other: {where}")
 
 
 def leaves_state(bench: Bench, case: Case) -> Finding:
-    """Check that a call leaves torch's state unchanged: random state, default dtype, threads, gradient mode, device."""
-    arguments = bench.arguments(case).copy()
-    with _unusual_state():
-        before = _state()
-        try:
-            bench.call_of(case, arguments)()
-        except Exception as error:  # judged by other points
-            return nothing(words(error))
-        after = _state()
-    changed = [name for name, value in before.items() if not _equal(value, after[name])]
+    """Check that a call leaves torch's state unchanged, such as random state, default dtype, threads and gradient mode.
+
+    The op is called twice, with all flags off and on, because an earlier call may have left either behind.
+    """
+    changed: dict[str, None] = {}
+    for flags in (False, True):
+        arguments = bench.arguments(case).copy()
+        with _unusual_state(), _flags(flags):
+            before = _state()
+            try:
+                bench.call_of(case, arguments)()
+            except Exception as error:  # judged by other points
+                if not flags:
+                    return nothing(words(error))
+            changed |= {name: None for name, value in _state().items() if not _equal(value, before[name])}
     if bench.is_random(case):
-        changed = [name for name in changed if name != "random numbers"]
-    hint = ": the op lacks the tag nondeterministic_seeded" if changed == ["random numbers"] else ""
+        changed.pop("random numbers", None)
+    hint = ": the op lacks the tag nondeterministic_seeded" if list(changed) == ["random numbers"] else ""
     return failed(f"changes the {', '.join(changed)}{hint}") if changed else passed()
+
+
+@contextlib.contextmanager
+def _flags(on: bool) -> Generator[None, None, None]:
+    """Turn torch's flags on or off, including the default dtype (on: float64), and restore them afterwards."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+    )
+    _set_flags(on, on, torch.float64 if on else torch.float32, "high" if on else "highest", on, on)
+    try:
+        yield
+    finally:
+        _set_flags(*before)
+
+
+def _set_flags(
+    deterministic: bool, warn_only: bool, dtype: torch.dtype, precision: str, anomaly: bool, check_nan: bool
+) -> None:
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_default_dtype(dtype)
+    torch.set_float32_matmul_precision(precision)
+    torch.autograd.set_detect_anomaly(anomaly, check_nan)
 
 
 @contextlib.contextmanager
@@ -216,7 +283,13 @@ def _state() -> dict[str, object]:
         "number of threads": torch.get_num_threads(),
         "gradient mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic algorithms": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "precision of float32 products": torch.get_float32_matmul_precision(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
     }
 
 

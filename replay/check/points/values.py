@@ -38,6 +38,8 @@ from opreplay.traces.names import plural
 
 INTEGER_DTYPES = (torch.int32, torch.int64)
 """Dtypes of indices into a tensor."""
+QUANTIZED = (torch.int8, torch.uint8)
+"""Dtypes of quantized results."""
 TINY = 1e-30
 """Value that replaces zeros in arguments, to find out which sign a zero result should have."""
 ODD = ("odd", "NaN in rows", "rows of -inf")
@@ -207,6 +209,8 @@ def _compared(bench: Bench, case: Case) -> Finding:
         return nothing("the buffers do not have the sizes of the results")
     if case.values == "beyond" and not _narrower(mine, arguments):
         return nothing("results contain only values of the arguments")
+    if case.values == "halves" and not any(tensor.dtype in QUANTIZED for tensor in mine.all()):
+        raise NotApplicable("no result is quantized")
     exact = same if case.values in ODD else _exact(bench, case, arguments)
     if same is None and exact is None:
         return nothing("there is no reference to compare with")
@@ -427,8 +431,9 @@ def _judged(
             continue
         if target.shape != actual.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
             target = native
-        # Where equal elements are in a row, the first of them is meant, not any that rounding would choose.
-        near = [] if case.values == "ties" else [each[i] for each in moved if each[i].shape == target.shape]
+        # Where equal elements are in a row, the first of them is meant, not any that rounding would choose. Halves are
+        # rounded as the reference rounds them: all values are exact.
+        near = [] if case.values in ("ties", "halves") else [each[i] for each in moved if each[i].shape == target.shape]
         distance = compare(
             actual,
             target,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
-from opreplay.replay.check.calling.calls import Bench, is_float
+from opreplay.replay.check.calling.calls import Arguments, Bench, is_float
 from opreplay.replay.check.calling.closeness import compare
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.calling.target import overload_of
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.trials import Attempt, attempt, failed, missing, nothing, passed
+from opreplay.replay.check.points.trials import Attempt, attempt, failed, missing, nothing, passed, refused
 from opreplay.replay.resolve import schema as schemas
 
 BATCH = 3
@@ -40,6 +40,23 @@ def of_operator(
     return trials
 
 
+def _with_gaps(result: torch.Tensor) -> torch.Tensor:
+    """Return a transposed buffer for a result; between its elements is memory that belongs to none of them."""
+    dims = list(result.shape)
+    if len(dims) > 1:
+        dims[-1], dims[-2] = dims[-2], dims[-1]
+    wide = torch.full((*dims, 2), 3, dtype=result.dtype, device=result.device)[..., 0]
+    return wide.transpose(-1, -2) if len(dims) > 1 else wide
+
+
+BUFFERS: dict[str, Callable[[torch.Tensor], torch.Tensor] | None] = {
+    "transposed buffers with gaps": _with_gaps,
+    "empty buffers": lambda result: torch.empty(0, dtype=result.dtype, device=result.device),
+    "an argument as buffer": None,
+}
+"""Unusual result buffers of out= variants, and the function that creates one for a result; None for an argument."""
+
+
 def in_place(bench: Bench) -> list[Attempt]:
     """Return the trials of the in-place and out= variants of the op, if they exist."""
     case = bench.compact_bases[0]
@@ -51,7 +68,15 @@ def in_place(bench: Bench) -> list[Attempt]:
     if not specs:
         detail = f"neither {operator.namespace}::{operator._opname}_ nor an overload out exists"
         return [Attempt(case.text, lambda: missing(detail))]
-    return [attempt(bench, case, partial(_agrees, spec=spec), spec.full_name) for spec in specs]
+    plain = [attempt(bench, case, partial(_agrees, spec=spec), spec.full_name) for spec in specs]
+    names = {argument.name for argument in operator._schema.arguments}
+    with_buffers = [spec for spec in specs if any(arg.mutated and arg.name not in names for arg in spec.args)]
+    unusual = [
+        attempt(bench, case, partial(_writes_into, spec=spec, made=made), f"{spec.full_name}, {name}")
+        for spec in with_buffers
+        for name, made in BUFFERS.items()
+    ]
+    return [*plain, *unusual]
 
 
 def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
@@ -98,14 +123,82 @@ def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
         if forms and isinstance(first, torch.Tensor) and (first.dtype, first.shape) != forms[0]:
             return nothing(f"the result does not fit into {outs[0]}: {words(error)}")
         return failed(words(error))
-    for out, tensor, form in zip(outs, wanted, forms, strict=False):
-        written = values[out]
+    return _written_as(values, outs, wanted) or passed(spec.full_name)
+
+
+def _written_as(values: Mapping[str, Any], outs: Sequence[str], wanted: Sequence[torch.Tensor]) -> Finding | None:
+    """Return a finding if a buffer of `outs` does not hold the wanted result after a call; None if all do."""
+    for out, tensor in zip(outs, wanted, strict=False):
+        written, form = values[out], (tensor.dtype, tensor.shape)
         if not isinstance(written, torch.Tensor) or (written.dtype, written.shape) != form:
             return failed(f"changes the shape or dtype of {out}")
         distance = compare(written, tensor, tensor)
         if not distance.fits:
             return failed(f"{out}: {distance.where}")
+    return None
+
+
+def _writes_into(
+    bench: Bench, case: Case, *, spec: schemas.OpSpec, made: Callable[[torch.Tensor], torch.Tensor] | None
+) -> Finding:
+    """Check that an out= variant writes its results into unusual buffers, or refuses them with an error.
+
+    An argument may be the buffer only if each result depends on the argument's element in the same place.
+    """
+    arguments = bench.arguments(case)
+    try:
+        wanted = bench.call(case, arguments.copy()).returned
+    except Exception as error:  # judged by other points
+        return nothing(words(error))
+    values = dict(arguments.copy().values)
+    outs = [arg.name for arg in spec.args if arg.mutated and arg.name not in values]
+    if len(outs) != len(wanted) or not all(tensor.numel() for tensor in wanted):
+        return nothing("the numbers of results and buffers differ, or a result is empty")
+    tried = [values | {name: made(tensor) for name, tensor in zip(outs, wanted, strict=True)}] if made else []
+    if made is None and len(outs) == 1:
+        names = [name for name in arguments.named_tensors() if _in_place_of(bench, case, arguments, name, wanted[0])]
+        copies = [dict(arguments.copy().values) for _ in names]
+        tried = [copy | {outs[0]: copy[name]} for name, copy in zip(names, copies, strict=True)]
+    if not tried:
+        return nothing("no argument may be the buffer")
+    for values in tried:
+        gaps = _gaps(values[outs[0]])
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                overload_of(spec)(**values)
+        except Exception as error:  # such buffers may be refused
+            return refused(words(error))
+        if (wrong := _written_as(values, outs, wanted)) is not None:
+            return wrong
+        if gaps is not None and not bool((gaps == 3).all()):
+            return failed(f"writes outside of {outs[0]}")
     return passed(spec.full_name)
+
+
+def _gaps(buffer: torch.Tensor) -> torch.Tensor | None:
+    """Return the elements between those of a buffer of `_with_gaps`; None for other buffers."""
+    if not buffer.numel() or buffer.untyped_storage().nbytes() < 2 * buffer.numel() * buffer.itemsize:
+        return None
+    return buffer.as_strided(buffer.shape, buffer.stride(), buffer.storage_offset() + 1)
+
+
+def _in_place_of(bench: Bench, case: Case, arguments: Arguments, name: str, result: torch.Tensor) -> bool:
+    """Check whether an argument has the form of the result, and its second element changes only that of the result."""
+    tensor = arguments.named_tensors()[name]
+    if (tensor.dtype, tensor.shape) != (result.dtype, result.shape) or not is_float(tensor) or tensor.numel() < 2:
+        return False
+    if not tensor.is_contiguous():
+        return False
+    other = arguments.copy()
+    changed = other.named_tensors()[name].view(-1)
+    changed[1] = 2 * changed.abs().max() + 1
+    try:
+        (after,) = bench.call(case, other).returned
+    except Exception:  # it is not known, then
+        return False
+    places = (after != result).reshape(-1).nonzero().reshape(-1).tolist()
+    return places == [1]
 
 
 @of_operator

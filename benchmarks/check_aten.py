@@ -148,7 +148,13 @@ TRUE: dict[str, dict[str, str]] = {
         "broadcast, scalars": "a number of float64 decides on the dtype, of the decomposition it does not",
         "gradient": "none for a number of float64 beside float32: its formula wants one dtype",
     },
-    "aten::gelu": {"correctness": "oneDNN's kernel, where it is used, gives 0.0 for -0.0"},
+    "aten::gelu": {
+        "correctness": "oneDNN's kernel, where it is used, gives 0.0 for -0.0",
+        "in-place, out=": "a buffer with other strides is left unwritten",
+    },
+    "aten::_softmax": {"in-place, out=": "a buffer is written as if it were contiguous"},
+    "aten::_log_softmax": {"in-place, out=": "the same"},
+    "aten::adaptive_avg_pool2d": {"in-place, out=": "a buffer with other strides gets contiguous ones"},
     "aten::huber_loss": {
         "gradient": "of an argument that is broadcast: only Python's wrapper expands it first",
         "broadcast, scalars": "a number of float64 decides on the dtype, of the decomposition it does not",
@@ -185,6 +191,7 @@ TRUE: dict[str, dict[str, str]] = {
         "correctness": "the same",
         "dtypes": "the same",
         "bad input": "infinity times a weight of zero",
+        "in-place, out=": "a buffer is written as if it were contiguous",
     },
 }
 """Op → point → why it differs from its decomposition indeed."""

@@ -484,7 +484,7 @@ def _other_values(spec: ArgSpec, now: Value, words: Sequence[str]) -> Sequence[V
     tried: dict[str, Sequence[Value]] = {
         "int": (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last),
         "Scalar": (2, 0, -1, 2.5),
-        "float": (2.5, 0.0, 0.125, -0.75),
+        "float": (2.5, 0.0, 0.125, -0.75, 1.0),
         "int[]": ((0,), (-1,)),
         "str": tuple(dict.fromkeys([*words, *usual])),
         "ScalarType": ("torch.float64", "torch.float32", "torch.bfloat16"),

@@ -41,7 +41,10 @@ def schema(bench: Bench) -> list[Attempt]:
     if bench.operator(first) is None:
         if not bench.has_reference(base):
             return [Attempt(first.text, lambda: nothing("a Python function has no schema"))]
-        return [attempt(bench, case, _writes_as_reference) for case in layouts(bench)]
+        return [
+            *(attempt(bench, case, _writes_as_reference) for case in layouts(bench)),
+            *(attempt(bench, case, only_accepted_calls(_shares_always)) for case in bench.other_calls(base)),
+        ]
     others = [case for case in variants.vary_sizes(base) if case.kind in ("empty", "one element", "huge")]
     if variants.main_dtype(base) is not None:
         others += [variants.replace_dtype(base, dtype) for dtype in ("float64", "bfloat16")]
@@ -90,6 +93,31 @@ def _writes_as_reference(bench: Bench, case: Case) -> Finding:
         return nothing(words(error))
     more = sorted(changed - _changed(theirs, before_theirs))
     return failed(f"writes to {', '.join(more)}, unlike the reference") if more else passed()
+
+
+def _shares_always(bench: Bench, case: Case) -> Finding:
+    """Check that a result shares an argument's memory in this call only if it also does in the usual one, or if the
+    reference's does. A function that sometimes returns its argument lets the caller change it by mistake.
+    """
+    arguments = arguments_for(bench, case)
+    base = bench.compact_bases[0]
+    usual = bench.arguments(base).copy()
+    theirs = arguments.copy()
+    try:
+        shared = _shared(arguments, bench.call_of(case, arguments)())
+        if not shared or _shared(usual, bench.call_of(base, usual)()):
+            return passed()
+        more = sorted(shared - _shared(theirs, bench.reference_call(case, theirs)()))
+    except Exception as error:  # judged by other points
+        return nothing(words(error))
+    return failed(f"the result shares the memory of {', '.join(more)} only in this call") if more else passed()
+
+
+def _shared(arguments: Arguments, returned: Any) -> set[str]:
+    """Return the names of arguments whose memory the results of a call share."""
+    owners = _owners(arguments)
+    places = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(list(flattened(returned)))}
+    return {name for place, name in owners.items() if place in places}
 
 
 def _changed(arguments: Arguments, before: Mapping[str, torch.Tensor]) -> set[str]:

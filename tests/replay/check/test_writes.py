@@ -29,6 +29,46 @@ def doubled_reference(x):
 """
 
 
+SHARING = """
+def scaled(x, factor=2.0):
+    return x * factor
+
+
+def not_scaled_by_one(x, factor=2.0):
+    return x if factor == 1.0 else x * factor
+
+
+def flat(x, start=0):
+    return x.flatten(start) * 1
+
+
+def flat_view(x, start=0):
+    return x.flatten(start)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "failing"),
+    [
+        ("scaled", "scaled", []),
+        ("not_scaled_by_one", "scaled", ["factor=1.0"]),
+        ("not_scaled_by_one", "not_scaled_by_one", []),
+        ("flat_view", "flat", []),
+    ],
+)
+def test_a_function_that_sometimes_returns_its_argument_fails(
+    tmp_path: Path, name: str, reference: str, failing: list[str]
+) -> None:
+    path = tmp_path / "functions.py"
+    path.write_text(SHARING)
+    report = check(
+        f"{path}:{name}", against=f"{path}:{reference}", shapes=("f32[4,6]",), points=["schema"], isolation="none"
+    )
+    (checked,) = report.points
+    assert checked.of("pass")
+    assert [case.case.partition(":")[0] for case in checked.of("fail")] == failing
+
+
 @pytest.mark.parametrize(
     ("name", "reference", "verdict"),
     [

@@ -173,6 +173,12 @@ RESULT_BYTES = {"_int_mm": 4, "dequantize": 4, "quantize_per_tensor": 1, "quanti
 """Bytes per element of the result of aten ops whose result has another dtype than their arguments."""
 WIDENING = {"_softmax": 2, "_log_softmax": 2}
 """aten op → position of the argument that says whether the result of a float16 input is float32."""
+REDUCTION_AT = {
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"), 2),
+    "binary_cross_entropy": 3,
+    "binary_cross_entropy_with_logits": 4,
+}
+"""Loss of each element → position of the argument that says whether the result is one element (0 says it is not)."""
 LOSSES_OF_ROWS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"})
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
@@ -331,6 +337,10 @@ def _by_sizes(
     has_rule = any(base in bases for bases, _ in RULES if bases not in (POOLS, POOLS_BACKWARD))
     if base in LOSSES_OF_ROWS:
         return _loss_of_rows(base, signature)
+    if base in REDUCTION_AT:
+        elements, reduction = float(max(map(prod, shapes))), _integer(signature, REDUCTION_AT[base])
+        written = None if reduction is None else _item(signature, 0) * (1.0 if reduction else elements)
+        return elements, None if written is None else sum(sizes) + written
     if signature.name.startswith("aten::") and (kind == "elementwise" or base == "where"):
         result = _broadcast_elements(base, shapes)
         if result > MOST_ELEMENTS:

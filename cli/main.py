@@ -1,8 +1,7 @@
 # pyright: strict
-"""The `opreplay` command, which finds subcommands, and turns errors into messages and exit codes.
+"""The `opreplay` command. It finds subcommands, and turns errors into messages and exit codes.
 
-A command's module is imported when the command is used, and imports the library when it runs, so that `--help` stays
-fast.
+To keep `--help` fast, a command's module is imported when the command is used, and imports the library when it runs.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ COMMANDS = (
     "completion",
     "man",
 )
-"""Commands in the order of --help; each is the function `command` in the module of the same name in `commands`."""
+"""Commands in the order of --help. Each is the function `command` in the module of `commands` that has its name."""
 RENAMED = {
     "devices": ("list", "devices"),
     "initializers": ("list", "initializers"),
@@ -73,7 +72,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 NO_THREAD = "can't start new thread"
 """Message of Python's RuntimeError if the system has no more threads."""
 UNBEARABLE = (RecursionError, OverflowError, MemoryError)
-"""Errors raised by inputs that are nested too deeply, too large or too many, if no reader rejected them earlier."""
+"""Errors raised by inputs that are nested too deeply, too large or too many and that no reader rejected earlier."""
 
 
 class OpReplayGroup(click.Group):
@@ -118,7 +117,7 @@ class OpReplayGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand and flush stdout.
 
-        If stdout is a broken pipe, the exit code is 0, while click would exit with 1. Raises EnvironmentRefused if the
+        If stdout is a broken pipe, the exit code is 0; click itself would exit with 1. Raises EnvironmentRefused if the
         subcommand needs torch and torch is missing or cannot be imported.
         """
         try:
@@ -171,7 +170,7 @@ class OpReplayGroup(click.Group):
 
 
 def _keeping_stdout(command: click.Command) -> click.Command:
-    """Wrap a command and its subcommands so that text printed by user code goes to stderr; return the command."""
+    """Wrap a command and its subcommands to send text printed by user code to stderr; return the command."""
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         _keeping_stdout(inner)
     run = command.callback
@@ -217,7 +216,7 @@ def _stdout_is_full() -> bool:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter's final flush does not fail on a closed pipe."""
+    """Redirect stdout to /dev/null. Otherwise the interpreter's final flush would fail on a closed pipe."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -285,7 +284,7 @@ def _fill_closed_streams() -> None:
     """Open a descriptor in place of each closed standard stream.
 
     Otherwise a file that is opened later would get the stream's number, and with it the stream's output. Writing to a
-    closed stdout fails like on a full disk; writing to a closed stderr has no effect.
+    closed stdout fails as on a full disk. Writing to a closed stderr has no effect.
     """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

@@ -81,7 +81,7 @@ def open_trace(
 
 
 def busiest_of(trace: Trace) -> Trace:
-    """Return the part of a merged trace that belongs to the process with the most device time, and report this.
+    """Return the part of a merged trace that the process with the most device time recorded, and report this choice.
 
     A trace that was not merged from several processes is returned unchanged.
     """

@@ -24,8 +24,10 @@ PAGES = (".csv", ".md", ".html")
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Check that a file may be written. Raises UsageError if `path` exists and `force` is not set, if it is a file that
-    the command reads, if it is a folder, or if its folder does not exist.
+    """Check that a file may be written.
+
+    Raises UsageError if `path` exists and `force` is not set, if the command reads it, if it is a folder, or if its
+    folder does not exist.
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")
@@ -50,7 +52,7 @@ def _is_input(path: Path) -> bool:
 
 
 def check_plan_file(path: Path, *, force: bool) -> None:
-    """Raise UsageError for a suffix of another output format, such as .csv, or if `check_writable` does."""
+    """Raise UsageError if `check_writable` does, or for a suffix of another output format, such as .csv."""
     if path.suffix.lower() in (*PAGES, *LINES):
         raise UsageError(
             f"a plan is written as JSON, not as {path.suffix}",
@@ -79,8 +81,8 @@ def open_file(path: Path, mode: Literal["ab", "wb", "xb"]) -> BinaryIO:
 def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
     """Write a file.
 
-    Raises UsageError if it exists without `force` or cannot be opened, EnvironmentRefused if it cannot be written
-    completely.
+    Raises UsageError if it exists without `force` or cannot be opened. Raises EnvironmentRefused if it cannot be
+    written completely.
     """
     stream = open_file(path, "wb" if force else "xb")
     try:
@@ -93,7 +95,7 @@ def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
 
 
 def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html",), *, force: bool) -> None:
-    """Raise UsageError for a file whose suffix is not in `suffixes` or that may not be written; None means no file."""
+    """Raise UsageError for a file that may not be written or whose suffix is not in `suffixes`. None means no file."""
     for path in map(Path, filter(None, names)):
         if path.suffix.lower() not in suffixes:
             known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from opreplay.replay.job.job import Job
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
-"""Endings of file names for which a plan is written as TraceLens's IR, which has no counts, times or reasons."""
+"""Ends of the file names for which a plan is written as TraceLens's IR. That has no counts, times or reasons."""
 
 
 def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
-    """Write the plan as JSON to a file or to stdout; for names in `TRACELENS_NAMES`, in TraceLens's format."""
+    """Write the plan as JSON to a file or to stdout. Names in `TRACELENS_NAMES` select TraceLens's format."""
     from opreplay.cli.outputs import write_file
 
     if output.lower().endswith(TRACELENS_NAMES):
@@ -65,7 +65,7 @@ def show_plan(
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
-    """Report the results of calls on meta tensors on stderr, for use when the plan itself goes to stdout."""
+    """Report the results of calls on meta tensors on stderr. This is used when the plan itself goes to stdout."""
     from opreplay.replay.job.planned import planned_results
     from opreplay.replay.report.views import meta
 
@@ -166,10 +166,7 @@ def captured_file(text: str) -> ReplayPlan | None:
 
 
 def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
-    """Print what a captured plan contains.
-
-    Raises UsageError for a table of times, because a captured plan has none.
-    """
+    """Print what a captured plan contains. Raises UsageError for a table of times, because a captured plan has none."""
     from opreplay.replay.report.step import captured
     from opreplay.traces.errors import UsageError
 

@@ -69,8 +69,8 @@ def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = T
 def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
     """Return the exit code of a run, and report the reason on stderr.
 
-    It is 1 if more than `max_failed` ops were skipped or failed, if the process of an op died, or if the run stopped at
-    a failed op. Raises InternalError if opreplay's own code failed.
+    It is 1 if more than `max_failed` ops were skipped or failed, if an op's process died, or if the run stopped at a
+    failed op. Raises InternalError if opreplay's own code failed.
     """
     from opreplay.replay.results.outcome import is_lost
     from opreplay.replay.results.resume import is_out_of_time
@@ -125,7 +125,7 @@ def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
 
 
 def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
-    """Report on stderr what used up the run's `wall_s` seconds (ops, or start-up); `late` ops were not run."""
+    """Report on stderr what used up the run's `wall_s` seconds: ops or start-up. `late` ops were not run."""
     from opreplay.replay.results.resume import is_ended_by_time
 
     for result in filter(is_ended_by_time, outputs.memory.results):
@@ -155,11 +155,11 @@ def _measured_here(outputs: Outputs) -> bool:
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
-    """Return exit code 1 if `missed`, a number of ops, exceeds `max_failed`; report it on stderr.
+    """Return exit code 1, and report it on stderr, if `missed` ops are more than `max_failed`.
 
     `what` says in the report what is wrong with these ops. If `max_failed` is None, any number is allowed. `of` is the
-    number of all ops, None if unknown. If it is 0 and `max_failed` is given, the exit code is 2, because nothing was
-    tested; an empty selection is an example.
+    number of all ops, None if unknown. If it is 0, for example for an empty selection, nothing was tested; the exit
+    code is then 2 if `max_failed` is given.
     """
     if max_failed is not None and of == 0:
         console.narrate("opreplay: there is no op to replay, so --max-failed tests nothing")
@@ -171,7 +171,7 @@ def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) 
 
 
 def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:
-    """Return an engine with workers on a Ray cluster, or None, which means the default engine for the options."""
+    """Return an engine with workers on a Ray cluster; None stands for the default engine of the options."""
     if engine != "ray":
         return None
     from opreplay.replay.execute.engines import worker_config

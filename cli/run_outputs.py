@@ -21,15 +21,15 @@ from opreplay.traces.errors import EnvironmentRefused, UsageError
 class Outputs:
     """Keeps the records of a run and writes them to all files that the user requested.
 
-    Nothing is created before the first record arrives, so a run that cannot start leaves no files.
+    No file is created before the first record arrives. A run that cannot start thus leaves no files.
     """
 
     def __init__(self, names: Sequence[str], *, force: bool, resume: bool = False) -> None:
         """Check the file names; with `resume`, load the earlier results of the run from the .jsonl file.
 
-        Raises UsageError for a suffix without a format, a file given twice, and an existing file other than the one to
-        resume. With `resume`, also raises it unless there is exactly one .jsonl file. Raises FormatError if that file
-        is not a result file.
+        Raises UsageError for a suffix without a format, a file given twice, and an existing file that is not resumed.
+        With `resume`, also raises it unless there is exactly one .jsonl file. Raises FormatError if that file is not a
+        result file.
         """
         self.memory = MemorySink()
         self.earlier: ResultFile | None = None
@@ -60,9 +60,7 @@ class Outputs:
         self.memory.take(self.earlier)
 
     def forget(self) -> None:
-        """If no record was added, drop the results loaded from the file to resume, so that reports and pages
-        omit them.
-        """
+        """Drop the results loaded from the file to resume if no record was added. Reports and pages then omit them."""
         if not self._opened:
             self.memory = MemorySink()
 
@@ -154,7 +152,7 @@ It is checked before the run, because the page is written only after all measure
 
 
 def _refuse_full_disk(path: Path) -> None:
-    """Raise EnvironmentRefused if the disk has no space for a page that will be written at the end."""
+    """Raise EnvironmentRefused if the disk has no space for a page, which is written at the end of the run."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < ROOM_BYTES:
         raise EnvironmentRefused(

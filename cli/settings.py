@@ -1,9 +1,9 @@
 # pyright: strict
 """Read options from `opreplay.toml` or `[tool.opreplay]` in pyproject.toml.
 
-This module finds and checks the file and passes its options to click. It decides which file is used, what its names
-mean, and which options only a file trusted by the user may set. Each option defines its own valid values; the command
-line takes precedence.
+This module finds and checks the file and passes its options to click. It decides which file is used, what the names in
+it mean, and which options only a file trusted by the user may set. Each option checks its own values. The command line
+takes precedence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NONE = "none"
 MOST_BYTES = {OWN: 16 << 10, SHARED: 256 << 10}
 """Name of an options file → maximum size in bytes. A file of any other name has the limit of `OWN`."""
 PER_PROCESSOR = 4
-"""Maximum number of threads or processes per processor that an untrusted options file may request."""
+"""Maximum number of threads or processes that an untrusted options file may request for each processor."""
 LONGEST_S = 60.0
 """Maximum time per op or case that an untrusted options file may set, in seconds."""
 _PARALLEL = frozenset({"threads", "workers", "ranks"})
@@ -78,7 +78,7 @@ class Settings:
     untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
     """Setting, as in an untrusted file, that needs trust → why its value needs trust; "" if every value does."""
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Setting in an untrusted file that names a device file, as written → why the device file cannot be read."""
+    """Setting, as written in an untrusted file, that names a device file → why the device file cannot be read."""
     problem: str = ""
     """Why the options file is invalid, for commands that report this and continue."""
 
@@ -86,8 +86,8 @@ class Settings:
 def find_file(start: Path) -> Path | None:
     """Return the nearest options file in `start` or its parents.
 
-    The search ends at a repository's root, the home folder or the root folder. Raises UsageError if one folder has two
-    files with options, and if the file belongs to another user.
+    The search ends at a repository's root, the home folder or the root folder. Raises UsageError if a folder has two
+    files with options, and for a file of another user.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -107,8 +107,8 @@ def find_file(start: Path) -> Path | None:
 def irregular_file(start: Path, found: Path | None) -> Path | None:
     """Return the nearest `opreplay.toml` that is ignored because it is a folder, pipe or device; None if there is none.
 
-    `found` is the result of `find_file`. The search covers the folders that `find_file` searches, up to the folder of
-    `found`.
+    The search covers the folders that `find_file` searches. It ends at the folder of `found`, the result of
+    `find_file`.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -139,8 +139,8 @@ def _speaks(path: Path) -> bool:
 def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
     """Return the settings of a file for the existing commands.
 
-    `named` means that the user named the file; otherwise the file must be trusted for all its settings to be used.
-    Raises UsageError for an unreadable file, unknown options or commands, and values of a wrong type.
+    `named` means that the user named the file. Any other file must be trusted for all its settings to be used. Raises
+    UsageError for an unreadable file, unknown options or commands, and values of a wrong type.
     """
     content = content_of(path)
     table = _table(path, content)
@@ -196,8 +196,8 @@ def _assigned(
 def needs_trust(option: click.Option) -> bool:
     """Check whether only a trusted file may set an option, because it affects more than the numbers of a run.
 
-    Such options name code, files or machines, overwrite files, or raise limits that protect against hostile files.
-    Simulated devices are exempt: they are data, which is checked.
+    These options name code, files or machines, overwrite files, or raise limits that protect against hostile files.
+    Options for simulated devices are exempt: devices are data, which is checked.
     """
     if isinstance(option.type, SocName):
         return False
@@ -225,10 +225,10 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
 
 
 def excess_of(option: click.Option, value: Any, folder: Path) -> str:
-    """Return why a value in an untrusted file needs trust although its option does not; "" if it needs none.
+    """Return why a value in an untrusted file needs trust although its option does not; "" if it needs no trust.
 
-    A value needs trust if it names a file outside `folder`, if it asks for more threads or processes than the machine
-    can run well, or if it makes a run very long or large.
+    A value needs trust if it names a file outside `folder`, asks for more threads or processes than the machine can run
+    well, or makes a run very long or large.
     """
     texts = [str(text) for text in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
     if isinstance(option.type, SocName) or option.name == "init_arg":
@@ -296,9 +296,9 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table with names written like flags.
+    """Return the table with names written like flags: `op_time`, the form for --set, becomes `op-time`.
 
-    `op_time`, the form for --set, becomes `op-time`. Raises UsageError if a name occurs in both forms.
+    Raises UsageError if a name occurs in both forms.
     """
     names = [name.replace("_", "-") for name in table]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)

@@ -57,8 +57,8 @@ def open_job(
 ) -> Job:
     """Load user code, then open the job.
 
-    `settings.plugins` holds names as the user gave them; the job's settings get the files and modules that these stand
-    for. Raises UsageError and FormatError for invalid input of the user.
+    `settings.plugins` holds names as the user gave them. The job's settings get the files and modules for these names.
+    Raises UsageError and FormatError for invalid input of the user.
     """
     import msgspec
 
@@ -97,7 +97,7 @@ def warn_of_small_cluster(job: Job) -> None:
 
 
 def finish_predictions(job: Job, *, unused: bool = True) -> None:
-    """Finish the predictions: report on stderr what could not be predicted, and store what the next run can reuse."""
+    """Finish the predictions. Report on stderr what could not be predicted, and store what the next run can reuse."""
     contents = job.contents
     _tell_problems(contents)
     if (keep := getattr(contents, "store_new", None)) is not None:
@@ -109,8 +109,8 @@ def finish_predictions(job: Job, *, unused: bool = True) -> None:
 def apply_fusion(read: T, fused: Fused | None) -> T | ReplayPlan:
     """Return a captured plan with the fused kernels that `fused` requests.
 
-    If nothing changes, `read` itself is returned; for "ascend", it is reported on stderr that no calls can be fused.
-    Raises UsageError if fusion is requested for anything but a captured plan.
+    If nothing changes, `read` itself is returned. For "ascend", a message on stderr then says that no calls can be
+    fused. Raises UsageError if fusion is requested for anything but a captured plan.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ir.model import ReplayPlan

@@ -34,10 +34,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def work(*amounts: Amount, warnings: tuple[str, ...] = (), same: bool = False) -> Work:
-    """Return a Work with these amounts, whose `idle` follows from the first one.
+    """Return a Work with these amounts, whose `idle` follows from the first amount.
 
     `idle` is True if the first amount is 0 although its maximum is not 0. With `same`, it is also True if the amount is
-    1 and its maximum is larger, because the op then repeats the same work.
+    1 although its maximum is larger: the op then repeats the same work.
     """
     first = amounts[0]
     idle = first.done == 0 != first.most or (same and first.done == 1 and (first.most or 0) > 1)

@@ -1,8 +1,8 @@
 # pyright: strict
 """Run an initializer on a call and check the result.
 
-Failures of a user's initializer become an InitializerError, unexpected ones of a built-in initializer an InternalError.
-`registry` decides which initializer a call gets.
+Errors of a user's initializer become an InitializerError. Unexpected errors of a built-in initializer become an
+InternalError. `registry` decides which initializer a call gets.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def applies(rule: CustomInit, context: InitContext) -> bool:
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
     """Let the initializer fill the tensors and return its report.
 
-    If it returns a str or None, this is converted to an InitReport. Raises InternalError if a built-in initializer
-    raises anything but InitializerError. Raises InitializerError for any exception of a user's initializer, for a
-    result of another type, and for tensors that were resized or replaced instead of filled.
+    A str or None that it returns is converted to an InitReport. Raises InternalError if a built-in initializer raises
+    anything but InitializerError. Raises InitializerError for any exception of a user's initializer, for a result of
+    another type, and for tensors that were resized or replaced instead of filled.
     """
     before = list(_tensors(context.args))
     try:
@@ -71,8 +71,8 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
 def work_by(rule: CustomInit, context: InitContext) -> Work | None:
     """Return a call's work as the initializer's `work` method computes it; None if the method returns None.
 
-    The call's tensors must already be filled. Raises InitializerError, naming the initializer, if the method fails, or
-    if it returns anything but None or a valid Work, whose numbers are integers from 0 to 2**62.
+    The call's tensors must already be filled. Raises InitializerError, naming the initializer, if the method fails or
+    returns neither None nor a valid Work. The numbers of a valid Work are integers from 0 to 2**62.
     """
     try:
         with _as_built_in(rule, context):
@@ -126,9 +126,9 @@ def _is_amount(name: str, value: object) -> bool:
 
 
 def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Return a fingerprint per argument that changes when one of its tensors is written.
+    """Return a fingerprint per argument that changes when a tensor of the argument is written.
 
-    It also changes if a write bypasses torch (numpy, `.data`), unless the tensor is larger than `FINGERPRINT_BYTES`.
+    Writes that bypass torch (numpy, `.data`) also change it, except for tensors larger than `FINGERPRINT_BYTES`.
     """
     marks: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
     for name, tensor in context.tensors():
@@ -140,7 +140,7 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
 
 
 def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
-    """Return a context that turns exceptions of a built-in initializer into InternalError, except InitializerError.
+    """Return a context that turns exceptions of a built-in initializer, except InitializerError, into InternalError.
 
     For a user's initializer, which may raise anything, the context has no effect.
     """

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class InitializerError(Exception):
-    """Raised if an initializer cannot make valid values.
-
-    The op is not replayed, and the message says why.
-    """
+    """Raised if an initializer cannot make valid values. The op is not replayed, and the message says why."""
 
 
 OptionValue = int | float | str | bool | None
@@ -67,11 +64,11 @@ class InitContext(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchContext | None = None
     """Batch of the iteration in which the op ran; None if the trace does not record it."""
     run_seed: int = 0
-    """Seed of the run, the same for all ops; used to draw values on which several ops must agree."""
+    """Seed of the run, the same for all ops. It is used to draw values on which several ops must agree."""
     options: Mapping[str, OptionValue] = msgspec.field(default_factory=dict[str, OptionValue])
     """Values of all options of the initializer, already checked."""
     role: str = ""
-    """Variant of a built-in initializer to use for this op, if the initializer has several variants."""
+    """Variant of a built-in initializer to use for this op; "" if the initializer has no variants."""
     keyword_only: frozenset[str] = frozenset()
     """Names of the arguments that are passed by keyword."""
 
@@ -125,7 +122,7 @@ class InitReport(msgspec.Struct, frozen=True, kw_only=True):
     assumed: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Argument → what was assumed about its contents."""
     lengths: BatchLengths | None = None
-    """Sequence lengths of the batch, for ops without an argument for them; the op can look them up in each call."""
+    """Sequence lengths of the batch, for ops without an argument for them. An op can look them up in each call."""
 
 
 def extent(tensor: torch.Tensor, dim: int = 0) -> int:
@@ -140,9 +137,9 @@ class CustomInit:
 
     `options` are settings that the user may give; `context.options` holds a value for each of them.
 
-    `name` identifies the initializer in results. `op_patterns` are exact op names; for built-ins, rows of `replay.ops`
-    provide them. If several initializers list the same op, the one with the highest `priority` is used; built-ins have
-    0. If the priorities are equal, the one that was registered first is used.
+    `name` identifies the initializer in results. `op_patterns` are exact op names. Those of built-ins come from rows of
+    `replay.ops`. If several initializers list the same op, the highest `priority` decides; built-ins have 0. Among
+    equal priorities, the initializer that was registered first is used.
     """
 
     name: ClassVar[str] = ""
@@ -170,8 +167,8 @@ class CustomInit:
     def work(self, context: InitContext) -> Work | None:
         """Return how much work one call does, based on arguments that `initialize` has filled; None if unknown.
 
-        This is for ops whose work opreplay does not count. `run --check work` shows it. If no rule predicts the op's
-        time, the work's bytes are used for the prediction instead of the sizes of the arguments. Only integer arguments
+        This is for ops whose work opreplay does not count. `run --check work` shows the work. If no rule predicts the
+        op's time, the prediction uses the work's bytes instead of the sizes of the arguments. Only integer arguments
         are guaranteed to hold the filled values. Raise InitializerError if the arguments do not form a valid call.
         """
         return None

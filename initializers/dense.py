@@ -50,8 +50,8 @@ class DenseInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         """Fill every tensor with default values.
 
-        Integers are below every dimension above 1 of the call's float tensors, so that they are valid indices. Raises
-        InternalError if anything fails.
+        Integers are smaller than each dimension above 1 of the call's float tensors, which makes them valid indices.
+        Raises InternalError if anything fails.
         """
         high = safe_bound(context)
         assumed: dict[str, str] = {}
@@ -76,8 +76,9 @@ def safe_bound(context: InitContext) -> int:
 
 
 def values_for(name: str, dtype: torch.dtype, high: int) -> Values:
-    """Return the distribution of the initial values for an argument with this name and dtype. Integers stay below
-    `high`, except for counts of steps, which are from 1 to 10.
+    """Return the distribution of the initial values for an argument with this name and dtype.
+
+    Integers stay below `high`. Only counts of steps do not: they are from 1 to 10.
     """
     if name in STEPS:
         return Values(kind="integers", low=1, high=11)

@@ -28,7 +28,7 @@ from opreplay.traces.errors import UsageError
 ENTRY_POINTS = "opreplay.initializers"
 """Entry point group; each entry point names a class."""
 USERS_PRIORITY = 10
-"""Priority of classes written for TraceLens, which has no priorities: they come before the built-ins."""
+"""Priority of classes written for TraceLens, which has no priorities. They come before the built-ins."""
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -105,7 +105,7 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
     """Wrap a class with TraceLens's interface as an initializer.
 
     The class has `op_patterns` and `initialize(replayer, **kwargs)`, and may have `applies_to(replayer)`, `name` and
-    `priority`. The replayer that it gets describes the call: it has `args`, `kwargs`, `event` and `event_replay_IR`.
+    `priority`. The `replayer` argument describes the call: it has `args`, `kwargs`, `event` and `event_replay_IR`.
     Raises UsageError for any other class.
     """
     patterns = getattr(kind, "op_patterns", None)

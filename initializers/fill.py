@@ -1,9 +1,9 @@
 # pyright: strict
 """Fill tensors of every dtype, stride and overlap with seeded values.
 
-Every function fills the storage that a tensor spans, not its elements one by one, so that overlapping and expanded
-tensors get consistent values. One random block is repeated, so that filling a gigabyte takes no longer than copying it.
-The same generator state gives the same bytes.
+Every function fills the storage that a tensor spans, not its elements one by one. Overlapping and expanded tensors thus
+get consistent values. A random block is drawn and repeated, so filling a gigabyte takes no longer than copying it. The
+same generator state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def plain(tensor: torch.Tensor, generator: torch.Generator, *, low: int = 0, hig
 
 
 def normal(tensor: torch.Tensor, generator: torch.Generator, mean: float = 0.0, std: float = 1.0) -> None:
-    """Fill with N(mean, std²), in both parts of complex dtypes; e8m0 scales get powers of two near 1."""
+    """Fill with N(mean, std²), in both parts of complex dtypes. e8m0 scales get powers of two near 1."""
     _floats(tensor, lambda out: out.normal_(mean, std, generator=generator))
 
 
@@ -91,7 +91,7 @@ def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: 
 def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: int) -> None:
     """Fill with uniform integers in [low, high), also for float dtypes.
 
-    The values are never all equal if the range has at least two values and the tensor at least two elements.
+    If the range has at least two values and the tensor at least two elements, the values are never all equal.
     """
     largest = _largest(tensor.dtype)
     high = max(low + 1, min(high, largest + 1))
@@ -122,9 +122,9 @@ def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5
 
 
 def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill with +1 or -1, so that repeated multiplication neither grows nor shrinks values.
+    """Fill with +1 or -1, with which repeated multiplication neither grows nor shrinks values.
 
-    Tensors of unsigned dtype and tensors with one element get only +1, so that positive values, such as second moments,
+    Tensors of unsigned dtype and tensors with one element get only +1. Positive values, such as second moments, then
     stay positive.
     """
 
@@ -192,7 +192,7 @@ def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
 
 @contextmanager
 def one_thread() -> Generator[None, None, None]:
-    """Limit torch to one thread inside the context; drawing and copying indices is too short to benefit from more."""
+    """Limit torch to one thread inside the context. Drawing and copying indices is too short to gain from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -202,7 +202,7 @@ def one_thread() -> Generator[None, None, None]:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Check whether two elements may share storage, i.e. a stride is within the span covered by the smaller strides."""
+    """Check whether two elements may share storage: a stride lies within the span that the smaller strides cover."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -244,7 +244,7 @@ def _repeat(target: torch.Tensor, draw: Draw) -> None:
 
 
 def _set_two_apart(tensor: torch.Tensor, low: int, high: int) -> None:
-    """Set the first element to `low` and the last to `high`, so that values differ; no effect if they share storage."""
+    """Set the first element to `low` and the last to `high`. This has no effect if they share storage."""
     flat = span(tensor)
     if flat.numel() > 1:
         flat[0], flat[-1] = low, high

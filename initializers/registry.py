@@ -31,7 +31,7 @@ class Registry:
         """Add an initializer.
 
         Raises UsageError for an initializer without a name or ops, for invalid options, and for a name that is already
-        taken. Also raises it if an op already has an initializer of the same priority, unless both define `applies_to`.
+        taken. Also raises it if an op has another initializer of the same priority, unless both define `applies_to`.
         """
         kind = type(initializer)
         ops = initializer.op_patterns
@@ -115,9 +115,9 @@ class Registry:
         return len(self._by_name)
 
     def _refuse_shadowed(self, op: str, kind: type[CustomInit]) -> None:
-        """Raise UsageError if another initializer of `op` would always hide `kind`, or `kind` would hide it.
+        """Raise UsageError if another initializer of `op` would always hide `kind`, or be hidden by it.
 
-        That is so if both have the same priority and one of them applies to all calls.
+        This happens if both have the same priority and at least one of them applies to all calls.
         """
         for rule in self._by_op.get(op, ()):
             if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):

@@ -11,7 +11,7 @@ from opreplay.traces.errors import UsageError
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float)}
-"""Type of an option → types that its values may have; values of a type that is not listed must have that type."""
+"""Type of an option → types that its values may have. An option of an unlisted type needs values of that type."""
 
 
 class Known(Protocol):

@@ -50,7 +50,7 @@ def current_source() -> str:
 def loading(source: str) -> Generator[None, None, None]:
     """Record `source` as the origin of all registrations made inside the context.
 
-    If contexts are nested, the outermost source is used, because the user named it.
+    If contexts are nested, the outermost source counts, because it is what the user named.
     """
     global _source
     before = _source
@@ -80,8 +80,8 @@ def installed(group: str) -> Sequence[EntryPoint]:
 def entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points of a group in all installed packages.
 
-    Importing `importlib.metadata` and reading entry points with it takes 0.1 s. This is done only if a package may have
-    the group.
+    Importing `importlib.metadata` and reading entry points takes 0.1 s. It is done only if a package may have the
+    group.
     """
     groups = _groups(tuple(sys.path))
     if groups is not None and group not in groups:
@@ -95,8 +95,8 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 def _groups(path: Sequence[str]) -> frozenset[str] | None:
     """Return the names of all entry point groups of installed packages; None if some may be missing.
 
-    Only folders in `sys.path` are searched. Packages may also be in other places, such as zip files, or be known to
-    other finders of Python.
+    Only folders in `sys.path` are searched. Packages may also be elsewhere, such as in zip files, or be known to other
+    finders of Python.
     """
     if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
         return None
@@ -158,9 +158,9 @@ def _imported_hint(name: str) -> str:
 
 
 def _beside_hint(name: str, error: BaseException) -> str:
-    """Return a hint if a missing module is in the same folder as the importing file; otherwise "".
+    """Return a hint if a missing module is in the same folder as the file that imports it; otherwise "".
 
-    Python searches that folder only if the importing file is run as a script.
+    Python searches that folder only if the file is run as a script.
     """
     if not name.endswith(".py") or not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
@@ -207,8 +207,8 @@ def run_file(path: str | Path) -> bool:
 def import_package(folder: str | Path) -> list[Path]:
     """Import a folder that has an __init__.py as a package; return the files that were run by this call.
 
-    The package is named like the folder, so that its files can import it by this name. If Python has another module of
-    that name, the package gets a unique name. Raises whatever the package raises.
+    The package gets the name of the folder, by which its files can import it. If Python has another module of that
+    name, it gets a unique name. Raises whatever the package raises.
     """
     init = Path(folder).resolve() / "__init__.py"
     if _ran(init):
@@ -254,7 +254,7 @@ def _execute_once(name: str, file: Path) -> ModuleType:
 
 
 class _AbsentOp:
-    """Placeholder for torch.ops.library.op, so that user code can register for the op without its library."""
+    """Placeholder for torch.ops.library.op. With it, user code can register for the op without the library."""
 
     def __init__(self, name: str) -> None:
         self._qualified_op_name = name
@@ -271,9 +271,8 @@ class _AbsentOp:
 def _without_libraries(run: Callable[[], Loaded]) -> Loaded:
     """Run user code, with placeholders for ops whose library is not installed.
 
-    If the code fails because torch.ops.library.op is missing, it is run again with a placeholder for this op. The user
-    can thus register for the op without the library. Only ops for which the code failed get a placeholder. Raises
-    whatever the code raises.
+    If the code fails because torch.ops.library.op is missing, it is run again with a placeholder for this op. Other ops
+    get no placeholder. The user can thus register for the op without the library. Raises whatever the code raises.
     """
     absent: dict[str, _AbsentOp] = {}
     first: AttributeError | None = None
@@ -299,7 +298,7 @@ _MOST_ABSENT = 100
 
 
 def _is_there(op: str) -> bool:
-    """Check whether the library of an op is loaded: a missing op is then misspelt or belongs to another version."""
+    """Check whether the library of an op is loaded. A missing op is then misspelt or of another version."""
     import torch
 
     namespace = f"{op.partition('::')[0]}::"
@@ -383,7 +382,7 @@ def _forget_module(name: str) -> None:
 
 @contextmanager
 def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
-    """Let Python import a module from `folder` inside the context; the folder is searched after all other places."""
+    """Let Python import a module from `folder` inside the context. The folder is searched last."""
     root = name.partition(".")[0]
     here = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
     if not here or not root.isidentifier() or root in sys.modules or importlib.util.find_spec(root) is not None:
@@ -424,8 +423,8 @@ def place_of(function: Callable[..., Any]) -> str:
 def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
     """Check whether a function is a new version of an earlier one.
 
-    That is so if the same file was run again, or if a notebook cell was edited. A notebook cell gets another file name
-    with each edit.
+    It is if the same file was run again, or if a notebook cell was edited. Each edit gives a notebook cell another file
+    name.
     """
     place, before = place_of(function), place_of(earlier)
     if place == before:
@@ -462,7 +461,7 @@ _INSTEAD = {
         "of tensor_cast's modules."
     ),
 }
-"""Missing project → what to import instead; apart from that, opreplay accepts files written for the project."""
+"""Missing project → what to import instead. opreplay accepts files written for the project except for this import."""
 _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute '(?P<op>\w+)'")
 
 

@@ -87,10 +87,10 @@ class UserTable(Generic[Entry]):
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
     ) -> None:
-        """Register a function; ops in `patterns` match the start of a name, other ops match the whole name.
+        """Register a function. Ops in `patterns` match the start of a name, other ops match the whole name.
 
-        Raises Taken for an op that has another function for the same device, unless `replace` is set. If a file is run
-        again or a notebook cell is edited, the new functions replace the earlier versions.
+        Raises Taken for an op that has another function for the same device, unless `replace` is set. New versions from
+        a file that is run again or from an edited notebook cell replace the earlier ones.
         """
         patterns = patterns or {}
         earlier = [(op, other) for op in entry.ops if (other := self._at((op, entry.device))) is not None]
@@ -111,8 +111,8 @@ class UserTable(Generic[Entry]):
     def find(self, *names: str, device: str | None = None) -> Entry | None:
         """Return the function for an op and mark it as used; None if there is none.
 
-        `names` are all spellings of the op's name. Exact matches of any spelling come before patterns; earlier
-        spellings come before later ones.
+        `names` are all spellings of the op's name. Exact matches of any spelling come before patterns. Within each,
+        earlier spellings come first.
         """
         match = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
         if match is None and self._patterns:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Loading of plugins, named by the user or installed, and a list of what they registered and where.
+"""Loading of plugins that the user names or that are installed, and a list of what they registered and where.
 
 The registries are in `conversions`, `executors`, `opreplay.initializers.extensions` and `ascend.custom`.
 """
@@ -24,7 +24,7 @@ from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.ops.table import Row, rows
 
 ENTRY_POINTS = "opreplay.plugins"
-"""Entry point group; each entry names a module, which makes its registrations when it is imported."""
+"""Entry point group of plugins. Each entry names a module, which makes its registrations when it is imported."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,10 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     """"file:line", or the module for a class without a file."""
     note: str = ""
-    """What gives the registration priority over others: "override", "priority 5", the simulated device."""
+    """What gives the registration priority over others.
+
+    It is "override", a priority like "priority 5", or the simulated device.
+    """
 
 
 def built_in_ops() -> list[Row]:
@@ -65,8 +68,9 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
 
 
 def plugin_files(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the files, modules and packages among `names`, with other folders replaced by their files, in execution
-    order.
+    """Return the files, modules and packages among `names`, in execution order.
+
+    Other folders are replaced by their files.
     """
     return tuple(file for name in names for file in _parts(name))
 
@@ -121,7 +125,7 @@ def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
 
 
 def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
-    """Return one line, with the reason, for each conversion and executor that none of these planned ops uses."""
+    """Return one line, with the reason, for each conversion and executor that these planned ops do not use."""
     used: set[str] = set()
     needless: dict[str, str] = {}
     for op in ops:

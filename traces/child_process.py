@@ -1,8 +1,8 @@
 # pyright: strict
-"""Build the command line of every Python process that opreplay starts, so that no other folder can inject a module.
+"""Build the command line of every Python process that opreplay starts.
 
-`python -c` and `python -m` search the current folder before the standard library, and another user may have put files
-into that folder. This module does not start processes itself.
+The command keeps other folders from injecting a module. `python -c` and `python -m` search the current folder before
+the standard library, and another user may have put files there. This module does not start processes itself.
 """
 
 from __future__ import annotations

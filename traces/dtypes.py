@@ -65,7 +65,7 @@ CPP_SPELLINGS: dict[str, str] = {
     **{f"c10::{name}": name for name in ("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16")},
     **{f"c10::dummy_{sign}int1_7_t<{bits}>": f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")},
 }  # fmt: skip
-"""torch dtype name, by the C++ type name that builds of torch record under "Input type"; `__int64` is MSVC's name.
+"""C++ type name that builds of torch record under "Input type" → torch dtype name. `__int64` is MSVC's name.
 
 `torch_dtype_name` accepts these names with any namespace and with MSVC's `struct`, `class` and `enum`.
 """

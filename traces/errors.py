@@ -86,7 +86,7 @@ class EnvironmentRefused(OpReplayError):
 
 
 class InternalError(OpReplayError):
-    """opreplay's own code failed on one op: a bug to report and fix, never a prediction or a reason."""
+    """opreplay's own code failed on one op: a bug to report and fix, never a prediction or a reason to skip the op."""
 
     exit_code = 70
 
@@ -104,7 +104,7 @@ def internal_error(doing: str, error: Exception) -> InternalError:
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
 """Texts in the error messages of torch, oneDNN and the C++ library when an allocation fails."""
 _MACHINE = ("OutOfMemoryError", "AcceleratorError")
-"""torch errors caused by the machine, not by the code that raises them: lack of memory, or a failed earlier kernel."""
+"""Names of torch errors caused by the machine, not the code that raises them: no memory, or a failed earlier kernel."""
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -114,10 +114,10 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def strict(doing: str, *expected: type[Exception]) -> Generator[None, None, None]:
-    """Allow opreplay's code within the context to raise only errors of the `expected` types and subclasses of
-    OpReplayError.
+    """Turn an unexpected error of opreplay's code within the context into InternalError.
 
-    Any other error is turned into InternalError. Errors caused by the machine, such as lack of memory, pass through.
+    Errors of the `expected` types, OpReplayErrors and errors caused by the machine, such as lack of memory, pass
+    through.
     """
     try:
         yield
@@ -135,8 +135,7 @@ _OWN = frozenset({"cli", "initializers", "replay", "traces"})
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Check whether an error is a fault of opreplay: one of its own lines raised it, and an op's arguments cannot
-    explain it.
+    """Check whether an error is a fault of opreplay: its own code raised it, and an op's arguments cannot explain it.
 
     Such errors are a missing name, attribute or key, the import of a module that opreplay lacks, or a call that an
     opreplay function does not accept. All other errors in code that runs an op are attributed to the op's arguments.

@@ -1,7 +1,7 @@
 # pyright: strict
 """Open input files safely: only regular files of bounded size in the allowed folders.
 
-All small files (options, a device, a cluster, a table) are opened by `open_regular` or `read_regular`, so that a pipe
+All small files (options, a device, a cluster, a table) are opened by `open_regular` or `read_regular`. A pipe thus
 cannot block a command, and a device file or a huge file cannot fill memory.
 """
 

@@ -133,8 +133,8 @@ class OpTable(msgspec.Struct, frozen=True, kw_only=True):
     track: npt.NDArray[np.integer]
     """Index into `Trace.tracks` (process, thread)."""
     parent: npt.NDArray[np.int64] | None = None
-    """Row of the innermost op that encloses each op, or -1. None if the file does not record it, so that it must be
-    derived from the ops' intervals.
+    """Row of the innermost op that encloses each op, or -1. None if the file does not record it; it is then derived
+    from the ops' intervals.
     """
     record_function_id: npt.NDArray[np.int64] | None = None
     """torch's id of the call, equal in a Kineto trace and an ExecutionTrace of one run; -1 if unknown."""
@@ -251,7 +251,7 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     displaced_by_ns: int = 0
     """Maximum time by which displaced kernels start before their launch."""
     launched_before: int = 0
-    """Number of unowned kernels that were launched before the recording began, so that no op in the file owns them.
+    """Number of kernels without an owner because they were launched before the recording began.
 
     They start before everything that the host recorded. Or they start before the first launched kernel on their stream
     and have a lower id than every launch of the thread that launched that kernel.
@@ -331,9 +331,9 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True, rename=_WRITTEN):
     matched_us: float = 0.0
     """Device time of the kernels that got an owner from a capture recording."""
     by_name: int = 0
-    """Launches whose kernel names match those of a capture; all other launches match only by number and kinds."""
+    """Launches matched to a capture by kernel names. The others match only by number and kinds of work."""
     ambiguous: int = 0
-    """Launches that match several captures with different ops, so that none of these captures was used."""
+    """Launches that match several captures with different ops. None of these captures was used."""
     read_captures: tuple[CapturedGraph, ...] = ()
     """A few of the recorded captures if a launch matches none of them; the closest number of kernels comes first."""
     unmatched_kernels: int = 0
@@ -350,7 +350,7 @@ class Collided(msgspec.Struct, frozen=True, kw_only=True):
     of: tuple[str, ...] = ()
     """The processes that used the colliding ids, or the threads if the processes have the same process id."""
     same_thread: bool = False
-    """Whether the processes have the same process id and thread id, so that their launches cannot be distinguished."""
+    """Whether the processes have the same process id and thread id. Their launches then cannot be distinguished."""
 
 
 class MergedProcess(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,11 +33,10 @@ def read_trace(
     activity: bool = False,
     _block_bytes: int | None = None,
 ) -> Trace:
-    """Read one profile and link its device time to ops, in bounded memory; the file is plain or gzip JSON ("-" for
-    stdin).
+    """Read one profile and link its device time to ops, in bounded memory.
 
-    `processes` > 1 splits a plain file between that many processes. `progress(bytes_done, total)` is called with bytes
-    of the file; total may be None.
+    The file is plain or gzip JSON ("-" for stdin). `processes` > 1 splits a plain file between that many processes.
+    `progress(bytes_done, total)` is called with bytes of the file; total may be None.
 
     Optional columns: `record_function_ids` reads the record function ids of ops if the trace has them, to join an
     ExecutionTrace of the same run. `gradients` reads which ops autograd recorded. `calls` reads the runtime calls with

@@ -47,7 +47,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All iterations whose annotations describe the same batch; numbers are per iteration, None if not recorded."""
+    """All iterations whose annotations describe the same batch. Numbers are per iteration; None if not recorded."""
 
     phase: Phase | None
     """Phase of the batch; None for an empty batch."""
@@ -117,7 +117,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     losses: dict[str, int]
     repairs: dict[str, int]
     coarse_unit_us: float | None = None
-    """Unit of which all device durations are multiples, if it is too coarse for timings; see `times.clock`."""
+    """Unit that divides all device durations if it is too coarse for timings, otherwise None; see `times.clock`."""
     doubts: Doubts = Doubts()
     """Reasons to doubt the device times."""
     busy: tuple[DeviceBusy, ...]

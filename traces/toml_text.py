@@ -13,7 +13,7 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 MOST_DEPTH = 32
-"""Maximum nesting depth of tables and lists, and maximum parts of a dotted key; parsing time is quadratic in them."""
+"""Maximum nesting depth of tables and lists, and maximum parts of a dotted key. Parsing time is quadratic in them."""
 MOST_BITS = 64
 """Maximum bits of a whole number: longer ones cannot be printed in linear time, and no file needs them."""
 _STRING = re.compile(rb"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")

@@ -34,9 +34,7 @@ from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
 LAG_SPANS = 3
-"""Time after the wanted spans in which device work launched in the spans is searched, as a multiple of the spans'
-length.
-"""
+"""Time after the wanted spans that is searched for device work launched in them, as a multiple of the spans' length."""
 SHORTEST_LAG_NS = 100_000_000
 SPOOL_BYTES = 1 << 24
 """Maximum bytes of device work held in memory until its launch is found; larger amounts go to a temporary file."""
@@ -74,10 +72,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
-    """Return the start and end of "ProfilerStep#number" on the thread that marks the step. Raises TraceError if none
-    does.
+    """Return the start and end of "ProfilerStep#number" on the thread that marks the step, by a search in the file's
+    text.
 
-    The step is found by a search in the text of the file.
+    Raises TraceError if no thread marks it.
     """
     name = f'"ProfilerStep#{number}"'.encode()
     with Source(path, limits or Limits()) as source:
@@ -157,12 +155,12 @@ def trim(
     progress: Progress | None = None,
     force: bool = False,
 ) -> Trimmed:
-    """Write the wanted events of `path`, with all metadata, to `output`; a name that ends with .gz is compressed with
-    gzip.
+    """Write the wanted events of `path`, with all metadata, to `output`. If its name ends with .gz, it is compressed
+    with gzip.
 
     An event is written if it starts in a wanted span. Device work and its flow events are also written if a written
-    call launched them. Raises TraceError for the reasons for which reading does, for a file of begin and end events
-    (cutting would split their pairs), and if no event is written. If writing fails, the output is removed.
+    call launched them. Raises TraceError if `path` cannot be read, if it has begin and end events (cutting would split
+    their pairs), and if no event is written. If writing fails, the output is removed.
     """
     target = Path(output)
     limits = limits or Limits()
@@ -291,7 +289,7 @@ class _PlaceDecoder(EventDecoder):
 
 
 def _event_fields(raw: Raw, *, exact: bool) -> _EventFields:
-    """Return the fields that decide whether an event is written; fields without values if the entry is not an event."""
+    """Return the fields that decide whether an event is written. If the entry is not an event, they have no values."""
     try:
         return (_EXACT if exact else _EVENT_FIELDS).decode(b"[%b]" % bytes(raw))[0]
     except NOT_JSON:
@@ -336,7 +334,7 @@ class _Picker(Collector):
     def __init__(self, limits: Limits, wanted: Wanted, stream: IO[bytes], spool: IO[bytes]) -> None:
         """Create a picker.
 
-        `spool` holds device work whose launch may come later in the file, which can exceed memory.
+        `spool` holds device work that may exceed memory and whose launch may come later in the file.
         """
         super().__init__(limits)
         self.stream, self.spool = stream, spool
@@ -456,7 +454,7 @@ def _within(spans: tuple[Array, Array], times: Array) -> Array:
 
 
 def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = None) -> dict[Any, tuple[Span, ...]]:
-    """Return the spans in which ops matching a shell pattern run, by (pid, tid). Raises TraceError if no op matches."""
+    """Return, by (pid, tid), the spans of ops that match a shell pattern. Raises TraceError if no op matches."""
     from opreplay.traces.reader import read_trace
 
     trace = read_trace(path, limits=limits or Limits())

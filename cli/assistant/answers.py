@@ -254,7 +254,9 @@ Part = TypeVar("Part")
 
 
 def filled(kind: type[Part], source: object, **others: Any) -> Part:
-    """Return an answer, or part of one; fields come from `others`, the remaining ones from attributes of `source`."""
+    """Return an answer, or part of an answer. Fields come from `others`, the remaining fields from attributes of
+    `source`.
+    """
     names = {part.name for part in fields(cast("Any", kind))} - others.keys()
     return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **others)
 
@@ -265,9 +267,9 @@ Kind = TypeVar("Kind", bound=Answer)
 def fitted(answer: Kind, max_bytes: int) -> Kind:
     """Escape control characters in an answer and limit its size as JSON.
 
-    Long texts are shortened. Then each list keeps as many of its first rows as fit into an equal share of the bytes,
-    but at least one. If one row per list is still too much, texts and lists inside rows are shortened further. The
-    field `cut` says what is missing.
+    Long texts are shortened. Then each list gets an equal share of the bytes and keeps the first rows that fit, but at
+    least one. If one row per list is still too much, texts and lists inside rows are shortened further. The field `cut`
+    says what is missing.
     """
     limit = min(max(max_bytes, LEAST_BYTES), MOST_BYTES)
     cut = answer

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Folders whose files an assistant may read, and the only function that makes paths to open from its text."""
+"""Folders whose files an assistant may read. Only a function here turns the assistant's text into paths to open."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 LOSERS = 20
-"""Maximum number of ops listed as predicted slower than recorded; those with the largest loss come first."""
+"""Maximum number of ops listed as predicted slower than recorded. Those that lose most time come first."""
 FAILING = 3
 """Maximum number of cases shown for a failed point of a check."""
 OPEN_FILES = 4

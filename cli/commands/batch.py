@@ -199,10 +199,11 @@ def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode
 
 @contextlib.contextmanager
 def stored_plans(outputs: Outputs, how: HowToRead) -> Generator[PlanStore | None, None, None]:
-    """Yield the store of plans in the user's cache; None if user code is used.
+    """Yield the store of plans in the user's cache; None if user code is used, because the store would not notice its
+    changes.
 
-    The store would not notice changes of user code. If a run cannot be resumed because trace files have changed, these
-    files are reported and their stored plans are removed.
+    If a run cannot be resumed because trace files have changed, these files are reported and their stored plans
+    removed.
     """
     if how.plugins or how.selection.allow_imports:
         yield None

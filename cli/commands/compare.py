@@ -201,7 +201,7 @@ def _report_conditions(broken: Sequence[str], untested: Sequence[str]) -> ExitCo
 
 
 def _shortened(broken: Sequence[str]) -> list[str]:
-    """Return at most MOST_LINES violations of each condition, and a line with the number of further ones."""
+    """Return at most MOST_LINES violations of each condition, and a line that counts those left out."""
     by_condition: dict[str, list[str]] = {}
     for line in broken:
         by_condition.setdefault(line.partition(": ")[0], []).append(line)

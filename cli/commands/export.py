@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDERS = ("bundle", "flashinfer-trace")
 """Formats that are written as folders, with inputs made by initializers."""
 MEASURE_S = 300.0
-"""Default maximum run time of the script of --format measure, in seconds; --budget overrides it."""
+"""Default of --budget: the maximum run time in seconds of the script of --format measure."""
 MEASURED_SHOWN = 10
 """Maximum number of measured calls listed after `--format measure` has written its script."""
 
@@ -243,7 +243,7 @@ def _write_bundle(
 def _write_chakra(
     plan: ReplayPlan, read: Trace | ReplayPlan | None, output: Path, wanted: str | None, *, force: bool
 ) -> None:
-    """Write a Chakra trace: the step's graph if `read` has device work, otherwise the calls one after another."""
+    """Write a Chakra trace: the step's graph if `read` has device work, otherwise the calls in sequence."""
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.step_residency import PlannedStep

@@ -68,8 +68,8 @@ _OPTIONS = [
 def is_many(traces: Sequence[str]) -> bool:
     """Return whether to run many traces.
 
-    That is so for several arguments, a folder, a glob that matches several files, and with --engine or --workers.
-    Raises TraceError for a glob that matches no file.
+    This is the case for several arguments, a folder or a glob that matches several files, and for --engine or
+    --workers. Raises TraceError for a glob that matches no file.
     """
     if is_given("engine") or is_given("workers"):
         return True

@@ -144,7 +144,7 @@ def quick_option(what: str) -> Callable[[Command], Command]:
 
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
 QUICK_LIMIT_S = 10.0
-"""Timeout per op with --quick, in seconds, including setup. Without it, huge ops would take a minute each."""
+"""Time limit per op with --quick, in seconds, including setup. By default, huge ops would take a minute each."""
 
 
 def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
@@ -237,10 +237,10 @@ _CHECKING = [
 
 @contextlib.contextmanager
 def lock_devices(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
-    """Lock the devices while ops are measured; yield whether another job is measuring on one of them.
+    """Lock the devices while ops are measured; yield whether another job is measuring on any of them.
 
-    With `shared`, nothing is locked and False is yielded. Without `shared`, raises EnvironmentRefused if an accelerator
-    is in use.
+    With `shared`, nothing is locked and False is yielded. Without it, raises EnvironmentRefused if an accelerator is in
+    use.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.host.device_lock import hold_locks

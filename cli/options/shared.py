@@ -61,7 +61,7 @@ kernel_details_option = setting(
 
 
 notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
-"""--notes: print all notes on the numbers. Without it, only notes that may change a decision are printed."""
+"""--notes: print all notes on the numbers. By default, only notes that may change a decision are printed."""
 
 
 all_option = click.option(
@@ -229,7 +229,7 @@ soc_option = click.option(
 
 
 def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --cluster, the simulated devices and their links. With --cluster, the command gets no default `soc`."""
+    """Add --cluster, which sets the simulated devices and their links. If it is given, `soc` has no default."""
 
     @wraps(command)
     def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
@@ -260,8 +260,8 @@ captured_fused_option = fused_option(
 def l2_option(default: str | None, *, otherwise: str = "same cache state as --cache") -> Callable[[Command], Command]:
     """Return a decorator that adds --l2.
 
-    The option sets what a simulated device's caches contain when an op starts. If there is no `default`, `otherwise`
-    describes for the help text what happens without the option.
+    The option sets what a simulated device's caches contain when an op starts. Without a `default`, `otherwise` is the
+    help text on what happens if the option is not given.
     """
     return setting(
         "--l2",

@@ -62,8 +62,8 @@ class Count(click.IntRange):
 class Duration(click.ParamType):
     """Converts a duration, "0.2s", "200ms" or "2min", to seconds; it must be above 0.
 
-    A number without a unit is taken as seconds, and this is reported on stderr. If `without_unit` is set, such a number
-    is rejected with that text as a hint.
+    A number without a unit counts as seconds, which is reported on stderr. If `without_unit` is set, the number is
+    rejected instead, and `without_unit` is the hint.
     """
 
     name = "time"

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _results: list[TextIO] = []
 PIPED_WIDTH = 10_000
-"""Line width in characters if stdout is not a terminal, so that pipes and files get every column."""
+"""Line width in characters if stdout is not a terminal. Pipes and files thus get every column."""
 
 
 @contextlib.contextmanager
 def prints_to_stderr() -> Generator[None, None, None]:
-    """Redirect prints of user code to stderr inside the context; results still go to the original stdout (`stdout`)."""
+    """Redirect prints of user code to stderr inside the context. Results still go to the original stdout (`stdout`)."""
     _results.append(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -46,8 +46,8 @@ def stdout() -> TextIO:
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that prints every string literally: no markup, no emoji, no automatic colours.
 
-    Its width comes from COLUMNS or the terminal. For a pipe or a file it is so wide that no column is left out.
-    NO_COLOR and TERM=dumb are respected.
+    Its width comes from COLUMNS or the terminal. For a pipe or a file, the width has room for every column. NO_COLOR
+    and TERM=dumb are respected.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -112,7 +112,7 @@ def _print(console: Console, renderable: RenderableType) -> None:
 def show_line(text: str, style: str = "bold") -> None:
     """Print one line to stdout, with line breaks escaped.
 
-    It is wrapped between words only on a terminal, so that scripts get a single line.
+    It is wrapped between words on a terminal only. Scripts get a single line.
     """
     from rich.text import Text
 

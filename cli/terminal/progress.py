@@ -1,5 +1,5 @@
 # pyright: strict
-"""Progress on stderr: a bar with the remaining time on a terminal, an occasional plain line otherwise."""
+"""Progress on stderr. A terminal gets a bar with the remaining time, anything else an occasional plain line."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def left(seconds: float | None) -> str:
 class _Bar:
     """Base class of progress displays.
 
-    While the context is active, a progress bar of rich is shown. If stderr is not a terminal, plain lines are printed
-    instead.
+    While the context is active, it shows a progress bar of rich. If stderr is not a terminal, it prints plain lines.
     """
 
     bar_after_s = 0.0
@@ -78,7 +77,7 @@ class _Bar:
 
 
 class ReadProgress(_Bar):
-    """Progress of reading a trace, in bytes; without a terminal, the first line is printed after `EVERY_S`."""
+    """Progress of reading a trace, in bytes. Without a terminal, the first line is printed after `EVERY_S`."""
 
     bar_after_s = 0.3
 
@@ -93,7 +92,7 @@ class ReadProgress(_Bar):
 
 
 class FilesProgress(_Bar):
-    """Progress of reading a batch, in traces; without a terminal, the first line is printed after `EVERY_S`."""
+    """Progress of reading a batch, in traces. Without a terminal, the first line is printed after `EVERY_S`."""
 
     bar_after_s = 0.3
 
@@ -142,7 +141,7 @@ class CasesProgress(_Bar):
 
 
 class RunProgress(_Bar):
-    """Progress of a run: number of ops done, the next op, and the remaining time; optionally each finished op."""
+    """Progress of a run: number of finished ops, the next op, the remaining time, optionally each finished op."""
 
     def __init__(self, *, rows: bool | None = None) -> None:
         """Create the display.
@@ -166,10 +165,7 @@ class RunProgress(_Bar):
             self.show(event.result)
 
     def show(self, result: OpResult) -> None:
-        """Show one finished op.
-
-        An op whose process died is always reported, because the run continues without it.
-        """
+        """Show one finished op. An op whose process died is always reported, because the run continues without it."""
         from opreplay.replay.results.outcome import is_lost
 
         if is_lost(result.reason):

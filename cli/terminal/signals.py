@@ -16,11 +16,11 @@ from types import FrameType
 from opreplay.cli.exit_codes import ExitCode
 
 AGAIN_S = 0.01
-"""Delay in seconds before an interrupt that Python swallowed is raised again, and between further attempts."""
+"""Time in seconds until an interrupt that Python swallowed is raised again, and between further attempts."""
 FLAG = "opreplay.replay.host.interrupts"
-"""Module with the flag that tells loops to end. No loop runs before it is imported, so --help need not import it."""
+"""Module with the flag that tells loops to end. Loops run only after it is imported, so --help need not import it."""
 PATIENCE = 3
-"""Number of signals after which the process ends immediately, without clean-up. Its child processes die with it."""
+"""Number of signals at which the process ends immediately, without clean-up. Its child processes die with it."""
 
 
 class Interrupts:
@@ -86,8 +86,7 @@ class Interrupts:
 def _raise_again(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, unless the hook for swallowed exceptions is still running.
 
-    An exception raised inside the hook would be dropped by Python. In that case the timer calls this function again
-    later.
+    Inside the hook, Python would drop the exception. The timer then calls this function again later.
     """
     while frame is not None:
         if frame.f_code is Interrupts._swallowed.__code__:  # pyright: ignore[reportPrivateUsage]

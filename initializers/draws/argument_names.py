@@ -1,7 +1,7 @@
 # pyright: strict
 """Names of the arguments that hold sequences, lengths, block tables and caches, and the cache layouts of ops.
 
-All code that fills these arguments, or computes work and costs from them, shares this module. It does not import torch.
+All code that fills these arguments, or computes work and costs from them, uses this module. It does not import torch.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ LISTS = (
     "indices",
     "out_loc",
 )
-"""Names of arguments that list pages or slots; a call without any of them does not use a paged cache."""
+"""Names of arguments that list pages or slots. Calls without these arguments do not use a paged cache."""
 
 
 def page_size(role: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:
     """Return the tokens per page of the cache `name`.
 
-    `block_size` and `layout` are arguments of the call, if it has them. `role` is the role of the op: "packed_cache"
-    for vLLM's packed key cache [blocks, heads, head / x, page, x], "slot_cache" for a plain list of slots [slots, ...],
-    "heads_first_cache" for [blocks, page, heads x size] or [blocks, heads, page, size]. Caches of other ops are
-    [blocks, page, ...].
+    `block_size` and `layout` are arguments of the call, if it has them. `role`, the role of the op, tells the layout.
+    "packed_cache" is vLLM's packed key cache [blocks, heads, head / x, page, x]. "slot_cache" is a plain list of slots
+    [slots, ...]. "heads_first_cache" is [blocks, page, heads x size] or [blocks, heads, page, size]. Caches of other
+    ops are [blocks, page, ...].
     """
     if isinstance(block_size, int) and block_size > 0:
         page = block_size

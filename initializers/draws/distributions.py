@@ -1,6 +1,6 @@
 """Distributions of lengths and indices: shared options, histogram files, Zipf's law.
 
-Lengths are drawn on the CPU, so that every device gets the same batch.
+Lengths are drawn on the CPU. Every device thus gets the same batch.
 """
 
 from __future__ import annotations

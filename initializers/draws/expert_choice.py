@@ -1,6 +1,6 @@
 """Draw each token's experts without replacement from a distribution, and sort the tokens as MoE kernels expect.
 
-Sampling and layouts run on the CPU, so that every device gets the same routing.
+Sampling and layouts run on the CPU. Every device thus gets the same routing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opreplay.initializers.draws.distributions import read_histogram
 
 DISTRIBUTIONS = ("uniform", "zipf", "histogram")
 DISTINCT_ROWS = 8_191
-"""Number of tokens for which experts are drawn before rows repeat; a prime, so that blocks of common sizes differ."""
+"""Number of tokens for which experts are drawn before rows repeat. It is a prime, so blocks of common sizes differ."""
 MAX_TOP_K = 512
 """Maximum number of experts per token.
 
@@ -23,8 +23,8 @@ Each slot is compared with all earlier ones, so the time grows with the square o
 REDRAWS = 8
 """Number of times that an expert is drawn again for a token that already has it.
 
-If the expert still repeats, the token gets another one: of the experts that it does not have, the one whose log
-probability plus random noise is highest.
+If the expert still repeats, the token gets another expert. It is the missing expert with the highest log probability
+plus random noise.
 """
 
 
@@ -102,7 +102,7 @@ def _draw(edges: torch.Tensor, count: int, generator: torch.Generator) -> torch.
 
 
 def _exact(taken: torch.Tensor, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw one more expert for each column of `taken` [slots, rows], excluding the experts listed there."""
+    """Draw an expert for each column of `taken` [slots, rows] that the column does not contain yet."""
     noise = torch.rand((taken.shape[1], len(chance)), generator=generator, dtype=torch.float64)
     scores = chance.log() - (-noise.log()).log()
     return scores.scatter_(1, taken.t(), -torch.inf).argmax(1)
@@ -116,7 +116,7 @@ def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch
 
 
 class Sorted(msgspec.Struct, frozen=True, kw_only=True):
-    """Routed (token, slot) pairs, as token · topk + slot, sorted by expert; each expert is padded to whole blocks."""
+    """Routed (token, slot) pairs, as token · topk + slot, sorted by expert. Each expert is padded to whole blocks."""
 
     positions: torch.Tensor
     """int64 [length]: the sorted pairs; the padding contains `filler`."""
@@ -129,7 +129,7 @@ class Sorted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blocks: int, filler: int) -> Sorted:
-    """Sort (token, slot) pairs of ids [tokens, topk] by expert, for a kernel whose blocks each process one expert."""
+    """Sort (token, slot) pairs of ids [tokens, topk] by expert, for a kernel with one expert per block."""
     flat = ids.reshape(-1)
     counts = torch.bincount(flat, minlength=experts)
     # numpy sorts 8- and 16-bit keys by radix, many times as fast as 64-bit ones.

@@ -23,7 +23,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return a key that is the same for all ops on the same cache: the cache's number of slots."""
+        """Return the cache's number of slots as a key. It is the same for all ops on the same cache."""
         return f"{self.blocks * self.page}"
 
 
@@ -52,7 +52,7 @@ def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tenso
 
 
 def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tensor:
-    """Return int64 [new tokens]: the slot of each new token, in batch order; sequences end with their new tokens."""
+    """Return int64 [new tokens]: the slot of each new token, in batch order. Each sequence ends with its new tokens."""
     counts = (batch.kv + pool.page - 1) // pool.page
     pages = page_list(pool, int(counts.sum()), generator).numpy()
     query, kv, first = batch.query.numpy(), batch.kv.numpy(), (counts.cumsum(0) - counts).numpy()

@@ -1,8 +1,8 @@
 # pyright: strict
 """Lengths of the sequences in a batch: from the exact totals of a batch context, or drawn from a distribution.
 
-This module splits totals over sequences; `paged_attention` decides which argument holds lengths and where keys are
-stored. Everything runs on the CPU, so that every device gets the same batch.
+This module splits totals over sequences. `paged_attention` decides which argument holds lengths and where keys are
+stored. Everything runs on the CPU, which gives every device the same batch.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
 def _phase(
     phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Return the numbers of new and of attended tokens of each sequence of a phase, and the assumptions as text."""
+    """Return the numbers of new and attended tokens of each sequence of a phase, and the assumptions as text."""
     count = phase.sequences
     new = count if phase.new is None or room.tokens is None else phase.new
     query = _split(new, count, phase.new_squared, room.longest)
@@ -155,7 +155,7 @@ def _phase(
 
 
 def _split(total: int, count: int, squares: int | None, longest: int) -> torch.Tensor:
-    """Return `count` lengths with sum `total` and sum of squares near `squares`: some long ones, the rest equal."""
+    """Return `count` lengths with sum `total` and sum of squares near `squares`. Some are long, the rest are equal."""
     even = torch.full((count,), total // max(1, count), dtype=torch.int64)
     even[: total % max(1, count)] += 1
     if squares is None or count < 2 or total <= count:
@@ -182,8 +182,8 @@ def _cached(
 ) -> torch.Tensor:
     """Return the number of cached tokens of each sequence; the numbers add up to `total`.
 
-    With distribution "max", if the numbers of new tokens differ, the sum of new tokens times attended tokens over all
-    sequences is close to the recorded value.
+    If the numbers of new tokens differ, distribution "max" also follows a recorded value: the sum over all sequences of
+    new tokens times attended tokens is close to it.
     """
     count = len(query)
     if distribution.kind != "max":
@@ -220,7 +220,7 @@ def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
 
 
 def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
-    """Return a batch if there is no batch context: new tokens divided evenly, keys drawn from the distribution."""
+    """Return a batch without a batch context: new tokens divided evenly, keys drawn from the distribution."""
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:

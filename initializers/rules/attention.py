@@ -17,7 +17,7 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 EXACT_SCORES = 4e6
 """Maximum number of query-key pairs for which the saved output and logsumexp are computed: about 30 ms on two cores."""
 HEADS_LAST = frozenset({"aten::_flash_attention_backward", "aten::_efficient_attention_backward"})
-"""Ops whose tensors are [batch, sequence, heads, head size]; the others have heads before sequence."""
+"""Ops whose tensors are [batch, sequence, heads, head size]. In other ops, heads come before sequence."""
 
 
 class CumulativeLengthsInit(CustomInit):
@@ -36,7 +36,7 @@ class CumulativeLengthsInit(CustomInit):
 def _estimated(
     context: InitContext, saved: torch.Tensor, output: torch.Tensor | None, keys: int, lengths: str
 ) -> InitReport:
-    """Fill output and logsumexp with the magnitudes that result from scores and values of N(0, 1)."""
+    """Fill output and logsumexp with values as large as those that result from N(0, 1) scores and values."""
     fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
     if output is not None and output.dtype.is_floating_point:
         fill.normal(output, context.generator, std=keys**-0.5)
@@ -50,7 +50,7 @@ def _estimated(
 
 
 class AttentionBackwardInit(CustomInit):
-    """Fills values saved by the forward pass: exact if cheap to compute, otherwise of the right magnitude."""
+    """Fills values saved by the forward pass. They are exact if that is cheap, otherwise of the right magnitude."""
 
     name = "attention_backward"
 
@@ -108,9 +108,9 @@ def _cut_evenly(context: InitContext) -> str:
 
 
 def _go_together(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None) -> bool:
-    """Check whether these tensors, each [batch, heads, sequence, head size], have shapes that fit into one call.
+    """Check whether these tensors, each [batch, heads, sequence, head size], have shapes that fit together in a call.
 
-    One key head may serve several query heads.
+    A key head may serve several query heads.
     """
     batch, heads, rows, size = query.shape
     shared = key.shape[1] > 0 and heads % key.shape[1] == 0

@@ -32,7 +32,7 @@ class Between(msgspec.Struct, frozen=True):
         """Check whether all values lie strictly between the integers around [low, high).
 
         For [0.05, 0.95) these integers are 0 and 1. If `high` exceeds 1, there is no upper bound. Denormals near 0 and
-        NaN fail.
+        NaN fail the check.
         """
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return True
@@ -90,10 +90,10 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
     (("aten::bitwise_left_shift", "aten::bitwise_right_shift", "aten::__lshift__", "aten::__rshift__"),
      {"other": _between(1, 7)}),
 )  # fmt: skip
-"""Groups of ops, and how to fill those of their arguments for which N(0, 1) is unsuitable.
+"""Groups of ops, and how to fill their arguments for which N(0, 1) is unsuitable.
 
-N(0, 1) would give nan, inf or an error, or values would drift when the op is repeated in place. If an op is listed
-twice, the later entry applies.
+There, N(0, 1) would give nan, inf or an error, or values would drift when the op is repeated in place. If an op is
+listed twice, the later entry applies.
 """
 
 DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in ops}
@@ -137,7 +137,7 @@ class SavedSoftmaxInit(CustomInit):
 
 
 class PoolIndicesInit(CustomInit):
-    """Fills the saved indices of max-pooling by pooling its input or, if that fails, with valid indices per plane."""
+    """Fills the saved indices of max-pooling by pooling its input. If that fails, fills valid indices per plane."""
 
     name = "pool_indices"
 

@@ -24,7 +24,7 @@ _STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
 
 
 class TableBatchedInit(CustomInit):
-    """Divides the weights into tables of nearly equal width and size; all bags have equally many valid indices."""
+    """Divides the weights into tables of nearly equal width and size. All bags have equally many indices, all valid."""
 
     name = "embedding_tables"
 

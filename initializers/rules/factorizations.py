@@ -16,9 +16,9 @@ _FACTORS = ("LU", "LU_data", "LD", "self")
 
 
 class PivotsInit(CustomInit):
-    """Fills LAPACK pivots: entry i names the row with which row i is swapped, counted from 1.
+    """Fills LAPACK pivots: entry i is the row, counted from 1, with which row i is swapped.
 
-    It is row i itself or a later row. The diagonals of factors are filled without zeros.
+    That is row i itself or a later row. The diagonals of factors are filled without zeros.
     """
 
     name = "pivots"
@@ -43,7 +43,7 @@ class PivotsInit(CustomInit):
 
 
 class NoErrorInit(CustomInit):
-    """Makes error codes report success and asserted conditions hold, because an error would end the run."""
+    """Makes error codes report success and asserted conditions hold. An error would end the run."""
 
     name = "no_error"
 

@@ -102,7 +102,7 @@ RANGES: dict[str, tuple[str, Bound]] = {
 
 
 def index_of(context: InitContext) -> tuple[str, Bound]:
-    """Return a call's index argument and its bound; a vendor op's role is "index argument,table,dimension"."""
+    """Return a call's index argument and its bound. A vendor op's role is "index argument,table,dimension"."""
     if not context.role:
         return RANGES[context.op]
     argument, table, dim = context.role.split(",")
@@ -293,7 +293,7 @@ def _sortable(dtype: torch.dtype) -> torch.dtype:
 
 
 def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
-    """Fill a mask so that it selects as many elements as there are values to write; half of them if this is unknown."""
+    """Fill a mask that selects as many elements as there are values to write, or half of its elements if unknown."""
     count = mask.numel() // 2
     values = context.tensor("values")
     if values is not None and values.dim() and values.shape[0] != 1:

@@ -63,8 +63,8 @@ def _row_count(context: InitContext) -> int:
 def _sum_of_lengths(context: InitContext, count: int, total: int) -> int:
     """Return the sum to which the lengths of rows add up.
 
-    It is the number of values, limited by what a maximum length (truncation, padding) allows. If the call has no
-    values, it is half of what the maximum length allows, or one row per length if there is no maximum.
+    It is the number of values, at most what a maximum length (truncation, padding) allows. Without values in the call,
+    it is half of what the maximum length allows or, without a maximum, one row per length.
     """
     limit = next(
         (n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None
@@ -85,7 +85,7 @@ def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
-    """Fill offsets from 0 to the number of values; with several levels, each level divides the rows of the next."""
+    """Fill offsets from 0 to the number of values. If there are several levels, each divides the rows of the next."""
     argument = context.args[name]
     levels = [
         t

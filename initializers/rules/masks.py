@@ -18,7 +18,7 @@ DENSITY = 0.5
 
 
 class DropoutMaskInit(CustomInit):
-    """Fills the mask saved by a dropout; the share of True elements is 1 / scale, or 0.9 without a scale above 1."""
+    """Fills the mask saved by a dropout. The share of True elements is 1 / scale, or 0.9 without a scale above 1."""
 
     name = "dropout_mask"
 
@@ -45,7 +45,7 @@ class MaskInit(CustomInit):
 
 
 class PaddingMaskInit(CustomInit):
-    """Fills padding masks: True up to a random length per sequence; the first sequence has full length."""
+    """Fills padding masks with True up to a random length per sequence. The first sequence has full length."""
 
     name = "padding_mask"
 
@@ -63,7 +63,7 @@ class PaddingMaskInit(CustomInit):
 
 
 class SelectedInit(CustomInit):
-    """Fills the mask of a selection's backward op so that it selects as many elements as the gradient has."""
+    """Fills the mask in a selection's backward op. It selects as many elements as the gradient has."""
 
     name = "selected"
 

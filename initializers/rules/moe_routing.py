@@ -32,7 +32,7 @@ MAX_NUMBER = 1 << 31
 DISTINCT_SCORES = 1 << 18
 """Maximum number of router scores drawn; further rows of scores repeat them."""
 TOKEN_BITS = 24
-"""Number of bits of the token in aiter's packed entry slot << 24 | token; padding is topk << 24 | tokens."""
+"""Number of bits of the token in aiter's packed entries: slot << 24 | token, or topk << 24 | tokens for padding."""
 SCORES = ("gating_output", "router_logits", "scores", "logits", "input", "x")
 CHOSEN = ("topk_ids", "topk_indices", "expert_idx", "indices", "export_for_source_row", "expert_for_source_row")
 CHOSEN_WEIGHTS = ("topk_weights", "topk_weight", "probs", "scales")
@@ -43,9 +43,9 @@ HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "se
 class MoeRoutingInit(CustomInit):
     """Routes every token to distinct experts, drawn from the chosen distribution, in the layout that the op expects.
 
-    Roles of ops: `router` chooses experts from scores; `chosen` gets the experts of each token; `sorted` and `stage`
-    get tokens sorted by expert (for `stage`, one number holds slot and token); `groups` gets the number of rows per
-    expert; `returned` moves rows from the order of the experts back to the order of the tokens.
+    Roles of ops: `router` chooses experts from scores. `chosen` gets the experts of each token. `sorted` and `stage`
+    get tokens sorted by expert; for `stage`, one number holds slot and token. `groups` gets the number of rows per
+    expert. `returned` moves rows from the order of the experts back to the order of the tokens.
     """
 
     name = "moe_routing"
@@ -144,7 +144,7 @@ def _count_of_weights(context: InitContext) -> int | None:
 
 
 def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Fill router scores with log probability plus Gumbel noise, so that top-k draws experts without replacement."""
+    """Fill router scores with log probability plus Gumbel noise. Top-k then draws experts without replacement."""
     scores = context.first(SCORES, elements=True)
     if scores is None or not scores.dim():
         raise InitializerError(f"{context.op} has no router scores among its arguments")
@@ -243,7 +243,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[int, int]:
-    """Return the numbers of tokens and of experts per token, from routing weights or the rows of the layer's input."""
+    """Return (number of tokens, experts per token), from routing weights or from the rows of the layer's input."""
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]
     hidden = context.tensor("hidden_states")
@@ -252,7 +252,7 @@ def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[
 
 
 def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
-    """Convert positions token · topk + slot to slot << 24 | token; the filler tokens · topk to topk << 24 | tokens."""
+    """Convert positions token · topk + slot to slot << 24 | token, and padding tokens · topk to topk << 24 | tokens."""
     # Dividing each position would take several times as long as looking it up.
     slots = torch.arange(topk, dtype=torch.int32) << TOKEN_BITS
     table = torch.arange(tokens, dtype=torch.int32).unsqueeze(1) | slots

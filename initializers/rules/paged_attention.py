@@ -38,8 +38,9 @@ UNIFIED = "::unified_"
 
 
 class PagedAttentionInit(LengthRule):
-    """Fills sequence lengths from the iteration's batch, and cache blocks in random order. Sequences share blocks only
-    if there are too few blocks.
+    """Fills sequence lengths from the iteration's batch, and cache blocks in random order.
+
+    Sequences share blocks only if there are too few blocks.
     """
 
     name = "paged_attention"
@@ -138,7 +139,7 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
 
 
 def _room_of_layer(context: InitContext, rows: int) -> Room:
-    """Return the limits for ops without length arguments; there are as many sequences as in the recorded batch."""
+    """Return the limits for ops without length arguments. The recorded batch gives the number of sequences."""
     batch = context.batch
     if batch is None:
         return Room(sequences=1, tokens=rows, longest=rows, cached=False, hidden=True)
@@ -165,8 +166,8 @@ def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, 
 
 
 def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
-    """Return int64 [count] context lengths that the trace records as a list of numbers. Returns None if there is no
-    valid list with `count` numbers.
+    """Return int64 [count] context lengths that the trace records as a list of numbers; None if no valid list
+    exists.
     """
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
@@ -179,8 +180,8 @@ def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     """Return the batch with lengths that fit the arguments.
 
-    Context lengths recorded as a list are kept unchanged. Otherwise, if the keys do not fit the tokens or pages that
-    the arguments hold, these are split evenly over the sequences.
+    Context lengths recorded as a list are kept. If other lengths do not fit the tokens or pages in the arguments, these
+    tokens or pages are split evenly over the sequences.
     """
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")

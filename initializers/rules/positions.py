@@ -1,7 +1,7 @@
 # pyright: strict
 """Initializers for the positions of new tokens, and for the numbers from which an op computes positions.
 
-A position is the row of a sine/cosine table that a new token looks up. `sequences` splits a batch into sequences.
+A new token's position is the row of a sine/cosine table that it looks up. `sequences` splits a batch into sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opreplay.initializers.draws.sequences import Batch, Room, make_batch
 POSITIONS = ("positions", "position_ids", "pos_ids")
 TABLES = ("cos_sin_cache", "cos_cache", "cos", "cos_sin", "freqs_cis")
 OFFSETS = ("offsets", "cos_sin_cache_offsets")
-"""Arguments that are added to the positions; filled with zero so that positions stay in the table."""
+"""Arguments that are added to the positions. They are filled with zero to keep positions in the table."""
 
 
 class PositionsInit(LengthRule):

@@ -1,8 +1,8 @@
 # pyright: strict
 """Initializer for quantised operands: weights, int8 tensors, scales and zero points.
 
-Packed weights get all codes, and int8 tensors values symmetric around 0; scales match them. The values of fp8 operands
-are N(0, 1), so that their scales keep the default values of `dense`.
+Packed weights get all codes. Int8 tensors get values symmetric around 0, with scales that match. fp8 operands get
+values of N(0, 1), and their scales keep the default values of `dense`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _holds_codes(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _codes(context: InitContext, tensor: torch.Tensor) -> str:
-    """Fill with all values of the dtype, equally likely; for int8 without -128, because 128 does not fit into int8."""
+    """Fill with all values of the dtype, equally likely, but without -128 in int8: 128 does not fit into int8."""
     info = torch.iinfo(tensor.dtype)
     low = -info.max if tensor.dtype is torch.int8 else info.min
     fill.integers(tensor, context.generator, low, info.max + 1)
@@ -104,9 +104,9 @@ def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
 
 
 def _finite_codes(context: InitContext) -> str:
-    """Fill with bytes whose exponent bits are not all ones, and return a description.
+    """Fill with bytes whose exponent bits are not all ones, which would mean infinity or NaN. Return a description.
 
-    Exponent bits that are all ones would mean infinity or NaN. Raises InitializerError if the codes are not integers.
+    Raises InitializerError if the codes are not integers.
     """
     codes, bits = context.need("input"), context.args.get("ebits")
     if not fill.is_integer(codes.dtype):
@@ -130,8 +130,8 @@ def _row_scales(context: InitContext) -> str:
 def _fake(context: InitContext) -> InitReport:
     """Fill scales and zero points of fake quantisation, and enable it.
 
-    Scales are about 8 / (range of codes), so that the codes cover values of N(0, 1) several standard deviations wide.
-    Zero points are in the middle of the range.
+    Scales are about 8 / (range of codes). The codes then cover values of N(0, 1) several standard deviations wide. Zero
+    points are in the middle of the range.
     """
     low, high = context.args.get("quant_min"), context.args.get("quant_max")
     low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)

@@ -21,7 +21,7 @@ Bound = Callable[[InitContext], int]
 
 
 def _size(argument: str, dim: int = 0) -> Bound:
-    """Return a function that gives a bound: the size of an argument (of a list: its first tensor) along `dim`, or 0."""
+    """Return a function that gives a bound: the size of an argument (or a list's first tensor) along `dim`, or 0."""
 
     def bound(context: InitContext) -> int:
         table = next((tensor for name, tensor in context.tensors() if name == argument), None)
@@ -80,10 +80,9 @@ def below(bound: Bound) -> Kind:
 
 
 def rows_of_each(tables: str, lists: str) -> Kind:
-    """Return a filler for the tensors of the argument `lists`: the n-th one gets row numbers of the n-th table in
-    `tables`.
+    """Return a filler for the tensors of the argument `lists`.
 
-    The numbers are drawn uniformly.
+    The n-th tensor gets row numbers of the n-th table in `tables`, drawn uniformly.
     """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
@@ -114,7 +113,7 @@ def distinct(bound: Bound) -> Kind:
 
 
 def counts(total: Bound) -> Kind:
-    """Return a filler that divides the total into integer shares of equal size, as far as possible."""
+    """Return a filler that divides the total into integer shares that are as equal as possible."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -167,9 +166,9 @@ def sorted_below(bound: Bound) -> Kind:
 
 
 def block_pairs(caches: str) -> Kind:
-    """Return a filler for [n, 2] tensors, whose rows name a source and a destination block of a cache.
+    """Return a filler for [n, 2] tensors. Each row has a source block and a destination block of a cache.
 
-    Sources lie in the first half of the cache and destinations in the second, so that no block is both.
+    Sources lie in the first half of the cache and destinations in the second. Thus no block is both.
     """
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:

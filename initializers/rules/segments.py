@@ -41,10 +41,10 @@ class BatchSizesInit(CustomInit):
 
 
 def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
-    """Return int64 [steps] batch sizes in descending order.
+    """Return int64 [steps] batch sizes in descending order, which add up to `rows`.
 
-    The first size is `sequences`, or as small as possible if that is None. The sizes add up to `rows`. Raises
-    InitializerError if this is impossible.
+    The first size is `sequences`, or as small as possible if `sequences` is None. Raises InitializerError if no sizes
+    fit.
     """
     count = -(-rows // steps) if sequences is None else sequences
     others = rows - steps

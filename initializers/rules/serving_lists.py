@@ -131,7 +131,7 @@ class GroupSizesInit(CustomInit):
 
 
 class RegroupInit(CustomInit):
-    """Fills permutes that copy the columns of pooled embeddings, in order, to new tensors; one piece per permute."""
+    """Fills permutes that copy the columns of pooled embeddings, in order, to new tensors, one piece per permute."""
 
     name = "regroup"
 
@@ -158,7 +158,7 @@ def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int,
     """Return `count` pieces of columns to copy: (source tensor, target tensor, source column, target column, width).
 
     The pieces cover the columns of the source and target tensors in order; empty pieces come last. If `count` is too
-    small for all columns, the last piece is as wide as the tensors allow, and the remaining columns are left out.
+    small for all columns, the last piece is as wide as the tensors allow. The remaining columns are left out.
     """
     pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADER_BYTES = 16 << 20
-"""Maximum header size in bytes; the format's limit, 100 MB, is for files of hundreds of thousands of tensors."""
+"""Maximum header size in bytes. The format allows 100 MB, which only files of hundreds of thousands of tensors need."""
 _LENGTH_BYTES = 8
 
 DTYPES: dict[str, tuple[str, int]] = {
@@ -159,9 +159,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict.
-
-    Raises ValueError for a repeated key, because the last tensor would hide the others.
+    """Return the pairs as a dict. Raises ValueError for a repeated key, because its last value would hide the
+    others.
     """
     by_key = dict(pairs)
     if len(by_key) != len(pairs):

@@ -1,7 +1,7 @@
 # pyright: strict
 """Tensors supplied by the user for arguments of chosen ops: parse their names and copy them into the arguments.
 
-This module handles the names (`OP.ARGUMENT`); `safetensors` handles the file format, and `replay.arguments.supplied`
+This module handles the names (`OP.ARGUMENT`). `safetensors` handles the file format, and `replay.arguments.supplied`
 checks the tensors against a plan.
 """
 
@@ -65,7 +65,7 @@ class RecordedValues:
         return self._file.tensors[place.key]
 
     def of_op(self, op_id: str, name: str) -> tuple[Place, ...]:
-        """Return the arguments of an op with supplied tensors; a tensor for the op's id overrides one for its name."""
+        """Return the arguments of an op with supplied tensors. A tensor for the op's id overrides that for its name."""
         chosen = {place.shown: place for place in self.places if place.op == name}
         chosen.update({place.shown: place for place in self.places if place.op == op_id})
         return tuple(chosen.values())
@@ -73,10 +73,10 @@ class RecordedValues:
     def write(
         self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
     ) -> dict[str, str]:
-        """Copy the supplied values of one op into its tensors.
+        """Copy the supplied values of one op into its tensors, and return a description of each filled argument.
 
-        Returns a description of each filled argument for the report. If `only` is given, only tensors for which it
-        returns True are filled. Raises InitializerError if an argument is missing or has another shape.
+        With `only`, only tensors for which it returns True are filled. Raises InitializerError if an argument is
+        missing or has another shape.
         """
         said: dict[str, str] = {}
         for place in self.of_op(op_id, name):

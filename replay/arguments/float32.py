@@ -1,9 +1,9 @@
 # pyright: strict
 """Replay 16-bit matrix products in float32 on CPUs that cannot multiply 16-bit numbers.
 
-Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, about 300 times slower
-than those for float32. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says
-so. A shorter one is replayed as recorded. This module only decides; it allocates nothing.
+Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops. They are about 300 times
+slower than those for float32. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result
+says so. A shorter product is replayed as recorded. This module only decides. It allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 PATIENCE_S = 0.5
-"""Estimated time per call, in seconds, above which a product runs in float32. It is somewhat more than the default time
-for measuring an op.
+"""Estimated time per call, in seconds, above which a product runs in float32.
+
+It is somewhat more than the default time for measuring an op.
 """
 PLAIN_LOOP_FLOPS = 0.4e9
 """Floating-point operations per second of torch 2.13's bfloat16 matmul on an AVX2 CPU, from timing one call of
 512x512x512.
 """
 WORTH_COUNTING = 1 << 18
-"""Minimum elements of the largest argument for which FLOPs are counted; a smaller product cannot take `PATIENCE_S`."""
+"""Minimum elements of the largest argument for which FLOPs are counted. A smaller product cannot take `PATIENCE_S`."""
 
 
 def as_float32(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
@@ -64,7 +65,9 @@ def _native(dtype: str) -> bool:
 
 
 def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
-    """Return the FLOPs of the products in one call, as torch counts them on meta tensors; 0 if it cannot."""
+    """Return the FLOPs of the products in one call, as torch counts them on meta tensors; 0 if torch cannot
+    count them.
+    """
     try:
         args = tensors.arguments(op, device=torch.device("meta"))
     except (RuntimeError, ValueError):  # torch refuses what was recorded
@@ -84,7 +87,7 @@ _LACKS = re.compile(r"not implemented for '(?:Half|BFloat16)'")
 
 
 def in_float32(op: ReplayOp) -> ReplayOp:
-    """Return the op with every 16-bit float type replaced by float32, in tensors, results and dtype arguments."""
+    """Return the op with float32 instead of every 16-bit float type, in tensors, results and dtype arguments."""
     outputs = None if op.outputs is None else tuple(m and _wide(m) for m in op.outputs)
     return msgspec.structs.replace(op, args=tuple(_wide_argument(arg) for arg in op.args), outputs=outputs)
 
@@ -95,8 +98,9 @@ def narrow_types(op: ReplayOp) -> tuple[str, ...]:
 
 
 def without_kernel(op: ReplayOp, error: Exception) -> tuple[ReplayOp, Assumption] | None:
-    """Return (op in float32, what to report) if the error says that torch has no kernel for the op's 16-bit type;
-    otherwise None.
+    """Return (op in float32, what to report) if the error says that torch has no kernel for the op's 16-bit type.
+
+    For other errors, return None.
     """
     types = narrow_types(op)
     if not types or _LACKS.search(str(error)) is None:

@@ -1,8 +1,8 @@
 # pyright: strict
 """FLOPs of calls from torch's counter, with formulas for ops that it does not count or counts incorrectly.
 
-torch 2.13 counts complex numbers as real ones, counts the weight gradient of a grouped convolution once per group, and
-mistakes tokens for heads in `_flash_attention_forward` and `_efficient_attention_forward`.
+torch 2.13 has three errors. It counts complex numbers as real numbers, and the weight gradient of a grouped convolution
+once per group. It mistakes tokens for heads in `_flash_attention_forward` and `_efficient_attention_forward`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of attention over all pairs of queries and keys, also masked ones, as torch counts on a GPU."""
+    """Return the FLOPs of attention over all pairs of queries and keys. Masked pairs count too, as torch counts on a
+    GPU.
+    """
     return flops.attention_flops(query.shape, key.shape, value.shape)
 
 
@@ -52,9 +54,10 @@ def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 
 
 def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int, starts: int) -> Callable[..., int]:
-    """Adapt `formula` to tensors [batch, tokens, heads, width]; the first of them is argument number `at`.
+    """Adapt `formula` to tensors [batch, tokens, heads, width].
 
-    Argument number `starts` is for sequences of different lengths. Calls that pass it use torch's own formula.
+    Three tensors follow each other from argument number `at`. Argument number `starts` is for sequences of different
+    lengths. Calls that pass it use torch's own formula.
     """
 
     def count(*args: Any, **kwargs: Any) -> int:
@@ -67,7 +70,9 @@ def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int
 
 
 def _convolution(at: int | None) -> Callable[..., int]:
-    """Return the formula of a convolution. Argument number `at` says whether it is transposed; None: it never is."""
+    """Return the formula of a convolution. Argument number `at` says whether it is transposed; with None, it
+    never is.
+    """
 
     def count(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **_: Any) -> int:
         transposed = at is not None and bool(rest[at - 2])
@@ -95,7 +100,7 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of one product per group: x [M, K] or [G, M, K] times weight [G, K, N].
 
     If the weight has no group dimension, the groups divide other dimensions. For a 3-dimensional x, they divide the
-    weight's columns; for a 2-dimensional x, the weight's rows and the columns of x.
+    weight's columns. For a 2-dimensional x, they divide the weight's rows and the columns of x.
     """
     dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
     return 2 * x.numel() * weight.shape[-1] // dealt
@@ -103,8 +108,9 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Map each overload packet to its formula, which is called with the op's arguments and `out_val`. The formulas are
-    torch's own unless they are replaced here.
+    """Map each overload packet to its formula, which is called with the op's arguments and `out_val`.
+
+    The formulas are torch's own unless they are replaced here.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -154,7 +160,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _counting_complex(formula: Callable[..., int]) -> Callable[..., int]:
-    """Wrap a formula: multiply by the operations per complex number if an argument is complex."""
+    """Wrap a formula. If an argument is complex, the result is multiplied by the operations per complex number."""
 
     def count(*args: Any, **kwargs: Any) -> int:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]

@@ -20,8 +20,8 @@ _NAMED = 8
 def check_values(plan: ReplayPlan, values: RecordedValues) -> None:
     """Check that every tensor of the file belongs to an argument of an op in the plan, with its shape and dtype.
 
-    A tensor that is keyed by op name applies to all ops of that name, and must fit each one that can be replayed. A
-    tensor that is keyed by op id applies to that op. Raises UsageError that says what does not fit.
+    A tensor with an op id as its key applies to that op. A tensor with an op name applies to all ops of that name, and
+    must fit each of them that can be replayed. Raises UsageError that says what does not fit.
     """
     for place in values.places:
         ops = [op for op in plan.ops if place.op in (op.id, op.name)]

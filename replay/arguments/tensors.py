@@ -1,5 +1,5 @@
 # pyright: strict
-"""Allocate tensors from recorded metadata, with the recorded strides, and convert recorded scalars to torch values.
+"""Allocate tensors from recorded metadata, with the recorded strides. Convert recorded scalars to torch values.
 
 A fresh tensor's contents are undefined until an initializer fills it.
 """
@@ -31,7 +31,9 @@ NAMED_VALUES: dict[str, Any] = {
     **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
     **{f"torch.{name}": getattr(torch, name) for name in (*_LAYOUTS, *_MEMORY_FORMATS)},
 }
-"""Torch objects that a plan may name: dtypes, layouts and memory formats. Other names are refused, never looked up."""
+"""Torch objects that a plan may name: dtypes, layouts and memory formats. Other names are refused and never
+looked up.
+"""
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -41,9 +43,10 @@ def allocate(
     """Return an uninitialised tensor of the given shape, dtype, strides and storage offset.
 
     The tensor is placed in `memory` if that is given, otherwise in its own storage of at least `base_elements`.
-    Expanded (stride 0) and overlapping tensors share storage as recorded, so they may need far less memory than their
-    shape suggests. The caller checks budgets. Raises NotReplayable for impossible metadata and for a tensor that
-    reaches beyond `memory`.
+    Expanded (stride 0) and overlapping tensors share storage as recorded. They may therefore need far less memory than
+    their shape suggests. The caller checks budgets.
+
+    Raises NotReplayable for impossible metadata and for a tensor that reaches beyond `memory`.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
@@ -63,10 +66,9 @@ def allocate(
 
 
 def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of an op by name, with uninitialised tensors. Arguments that share memory in the plan share
-    it here, too.
+    """Return the arguments of an op by name, with uninitialised tensors. Raises NotReplayable.
 
-    Raises NotReplayable.
+    Arguments that share memory in the plan share it here, too.
     """
     first = budget.base_elements(op)
     memories = shared_memories(op, device=device)
@@ -74,8 +76,9 @@ def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
 
 
 def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """Allocate one storage for each memory that several arguments share. It is large enough for the argument that
-    reaches furthest.
+    """Allocate one storage for each memory that several arguments share.
+
+    It is large enough for the argument that reaches furthest.
 
     Raises NotReplayable for impossible metadata.
     """
@@ -106,17 +109,17 @@ def _argument(
 
 
 def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
-    """Return the Python number, in its recorded type, that an op takes as a zero-dimensional tensor."""
+    """Return the Python number, in its recorded type, of an argument that an op takes as a zero-dimensional tensor."""
     meta = arg.tensors[0] if arg.tensors else None
     kinds: dict[str, Any] = {"bool": bool, "int64": int, "float64": float}
     return kinds.get("" if meta is None else meta.dtype, complex)(arg.value)
 
 
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
-    """Return the Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
+    """Return the Python or torch value of an argument without tensors. See `opreplay.replay.ir.model.ReplayArg.value`.
 
-    Devices are replaced by the replay device. Only "cpu" is kept, so that a copy to the host stays a copy to the host.
-    Raises NotReplayable for a name that is not in `NAMED_VALUES`.
+    Devices are replaced by the replay device. Only "cpu" is kept, because a copy to the host must stay a copy to the
+    host. Raises NotReplayable for a name that is not in `NAMED_VALUES`.
     """
     kind = arg.type.removesuffix("[]")
     if isinstance(arg.value, tuple):

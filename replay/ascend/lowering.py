@@ -37,7 +37,7 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     invented: bool = False
     """Whether the assumed sizes are known only through a bound that the recorded time sets."""
     unbounded: str = ""
-    """Why nothing determines or bounds the assumed sizes, so that there is no prediction; "" otherwise."""
+    """Reason why nothing determines or bounds the assumed sizes. If it is set, there is no prediction; "" otherwise."""
     near: str = ""
     """Op with a similar name whose rule was used; "" if none."""
     fills_nothing: bool = False
@@ -47,8 +47,9 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The user's rule as "function (file.py:line)"; "" if no user's rule was used."""
     placed: tuple[tuple[str, int], ...] = ()
-    """Arguments used in place of a name that a user's rule requested but the op does not have, as (requested name,
-    position of the argument used).
+    """Arguments that replace an argument which a user's rule requested but the op does not have.
+
+    Each entry is (requested name, position of the argument used instead).
     """
 
 
@@ -111,8 +112,9 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
 
 
 def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[TensorSpec]:
-    """Return one tensor of `size_bytes` with the dtype of the first recorded tensor. If `size_bytes` is None, return
-    the recorded tensors.
+    """Return one tensor of `size_bytes` with the dtype of the first recorded tensor.
+
+    If `size_bytes` is None, the recorded tensors are returned.
     """
     if size_bytes is None:
         return recorded
@@ -131,8 +133,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
 
     `contents` describes the values of its arguments. Without contents, sequence lengths are derived from the batch of
     the op's iteration, and experts are assumed to get equal numbers of tokens. If a rule cannot interpret the
-    arguments, the cost is based on the op's bytes, and a note says so. Raises CustomOpError if a user's rule fails,
-    InternalError if a built-in rule fails.
+    arguments, the cost is based on the op's bytes, and a note says so.
+
+    Raises CustomOpError if a user's rule fails, InternalError if a built-in rule fails.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("runs on the host: it counts an optimizer's steps",))

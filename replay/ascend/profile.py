@@ -55,11 +55,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hbm_mixed_cost: float
     """Relative increase of the HBM time per byte if half of the bytes are reads and half are writes."""
     loop_vector_share: float
-    """Factor on the launch time of a vector kernel in a loop. It applies to the part that exceeds a launch on one core.
-    Such a kernel launches faster because its code is in the instruction caches and no other kernel runs.
+    """Factor on the launch time of a vector kernel in a loop, for the part that exceeds a launch on one core.
+
+    In a loop, a kernel launches faster, because its code is in the instruction caches and no other kernel runs.
     """
     kept_vector_share: float
-    """Factor like `loop_vector_share`, for a kernel in a network if the same kernel code ran shortly before."""
+    """Factor like `loop_vector_share`, but for a kernel in a network. It applies if the same kernel code ran shortly
+    before.
+    """
     loop_cube_share: float
     """Factor like `loop_vector_share`, for kernels that use cube cores."""
     hbm_cube_efficiency: float
@@ -177,13 +180,19 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     row_cycles: float = 0.0
     """Cycles per row, run, image or index, depending on the form."""
     row_alone_cycles: float = 0.0
-    """`row_cycles` for isolated calls, to which the factor for isolated calls is applied; 0 means `row_cycles`."""
+    """`row_cycles` for isolated calls, before it is multiplied by the factor for isolated calls. 0 means that
+    `row_cycles` itself is used.
+    """
     fixed_us: float = 0.0
     """Time for passes, synchronisation and set-up in addition to a bare launch."""
     fixed_alone_us: float = 0.0
-    """`fixed_us` for isolated calls, to which the factor for isolated calls is applied; 0 means `fixed_us`."""
+    """`fixed_us` for isolated calls, before it is multiplied by the factor for isolated calls. 0 means that `fixed_us`
+    itself is used.
+    """
     launch_factor: float = 1.0
-    """Factor on the launch time that additional blocks add: larger programs start more slowly."""
+    """Factor on the part of the launch time that additional blocks add. It exists because larger programs start more
+    slowly.
+    """
     scale: float = 1.0
     """Correction factor on the time, fitted for this SoC's generation."""
     memory_factor: float = 1.0
@@ -199,7 +208,9 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     hf32: bool = False
     """Whether float32 inputs run at the HF32 rate."""
     nearby: dict[str, tuple[Neighbour, ...]] = {}
-    """Kind → neighbours: kernels measured on this SoC's generation, which correct predictions for similar kernels."""
+    """Neighbours of the family, by kind. They are kernels measured on this SoC's generation, and correct predictions
+    for similar kernels.
+    """
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0
@@ -213,12 +224,15 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     measured.
     """
     dtypes: tuple[str, ...] = ()
-    """Dtypes of the largest operands of all kernels of this family measured on any SoC; "half": float16, bfloat16."""
+    """Dtypes of the largest operands of all kernels of this family measured on any SoC. "half" stands for float16 and
+    bfloat16.
+    """
     states: tuple[str, ...] = ()
     """Cache states in which kernels of the family were measured on this SoC."""
     band: float = 2.0
-    """Factor of the 80 % band: predicted times are divided and multiplied by it. It is used for families whose band
-    does not follow from evidence: collectives, host copies, unknown kernels.
+    """Factor of the 80 % band: predicted times are divided and multiplied by it.
+
+    It is used only for families whose band does not follow from evidence: collectives, host copies, unknown kernels.
     """
 
 
@@ -249,9 +263,13 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     factor: float = 1.0
     """Factor on the whole time, if `how` is "factor"."""
     cycles: float = 0.0
-    """Cycles per element of one core's share (`how` "lines" or "steps") or of all results ("serial" or "dealt")."""
+    """Cycles per element. If `how` is "lines" or "steps", the elements are those of one core's share. If it is "serial"
+    or "dealt", they are those of all results.
+    """
     row_cycles: float = 0.0
-    """Cycles per line of the inner dimensions if `how` is "lines", per step along the dimension if it is "steps"."""
+    """If `how` is "lines", cycles per line of the inner dimensions. If it is "steps", cycles per step along the
+    dimension.
+    """
     start_us: float = 0.0
     """Start time before the first line or step, if `how` is "lines" or "steps"."""
     dtype: str = ""
@@ -261,8 +279,8 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lengths: tuple[float, float] = (0.0, 0.0)
     """Minimum and maximum length of the dimension at which the path was measured; 0 if the length does not matter."""
     vector_bytes: float = 0.0
-    """Vector instruction width in bytes of the devices that have this path; 0 if the path is not known to depend on the
-    width.
+    """Vector instruction width, in bytes, of the devices that have this path. It is 0 if the path is not known to
+    depend on the width.
     """
 
 
@@ -327,7 +345,7 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 LEAST_MEASURED_US, MOST_MEASURED_US, MOST_BAND = 1e-3, 1e12, 1e6
-"""Limits on the times and bands of measured calls in a device file, so that logarithms of their ratios stay small."""
+"""Limits on the times and bands of measured calls in a device file. They keep the logarithms of their ratios small."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -398,9 +416,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Trust = Literal["datasheet", "measured", "fitted", "assumed"]
-"""Source of a number, as one of four words. "datasheet": a datasheet or configuration of the vendor. "measured":
-measured directly and quoted. "fitted": fitted to kernel measurements by this project's calibration. "assumed": set by
-analogy or judgement.
+"""Source of a number, as one of four words.
+
+"datasheet": a datasheet or configuration of the vendor. "measured": measured directly and quoted. "fitted": fitted to
+kernel measurements by this project's calibration. "assumed": set by analogy or judgement.
 """
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Turn the files of a batch into one merged plan: find, pair, read or reuse them, and report on each."""
+"""Turn the files of a batch into one merged plan. Files are found, paired, and read or reused. Each is reported on."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Traces:
         tell: Tell = lambda line: None,
         progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = lambda: nullcontext(_ignored),
     ) -> None:
-        """`lanes`, `engine` and `address` are as in `read_batch`. `progress` returns a context manager that gives a
-        function; this function gets (files done, number of all files).
+        """`lanes`, `engine` and `address` are as in `read_batch`.
+
+        `progress` returns a context manager that gives a function. The function gets (files done, number of all files).
         """
         self._lanes, self._engine, self._address, self._tell, self._progress = lanes, engine, address, tell, progress
         self._files: list[BatchFile] = []
@@ -72,8 +73,9 @@ class Traces:
         )
 
     def make_plan(self, job: Job) -> ReplayPlan:
-        """Read the files and return their merged plan. Raises as `read_batch` does, and UsageError if no op is
-        selected.
+        """Read the files and return their merged plan.
+
+        Raises the errors of `read_batch`, and UsageError if no op is selected.
         """
         with self._progress() as progress:
             self.batch, self.refused = read_batch(
@@ -114,10 +116,10 @@ def find_and_pair(
     process: str | None,
     tell: Tell,
 ) -> tuple[list[BatchFile], HowToRead]:
-    """Return (files to read, how to read them). An ExecutionTrace that belongs to a trace is not read as a trace of its
-    own.
+    """Return (files to read, how to read them).
 
-    Raises UsageError if no trace has an ExecutionTrace, and what `find_files` and `pair` raise.
+    An ExecutionTrace that belongs to a trace is not read as a separate trace. Raises UsageError if no trace has an
+    ExecutionTrace, and what `find_files` and `pair` raise.
     """
     files = find_files(patterns)
     donor_paths = {os.path.realpath(file.path): file.path for file in (find_files(donors) if donors else ())}
@@ -175,12 +177,11 @@ def read_batch(
     tell: Tell,
     progress: Callable[[int, int], None],
 ) -> tuple[Batch, list[Unreadable]]:
-    """Return (merged batch of all readable files, refused files). Refused files are unreadable, and either named by the
-    user or damaged.
+    """Return (merged batch of all readable files, refused files).
 
-    Unchanged files with a plan in the store are not read again. The plans of other files are added to the store.
-    Copies, and files in a folder that are valid JSON but not traces, are reported and skipped. If no file can be read,
-    raises the error of the first one.
+    Refused files are unreadable, and either named by the user or damaged. Unchanged files with a plan in the store are
+    not read again. The plans of other files are added to the store. Copies, and files in a folder that are valid JSON
+    but not traces, are reported and skipped. If no file can be read, raises the error of the first file.
     """
     batch = Batch()
     unreadable: list[Unreadable] = []
@@ -271,7 +272,9 @@ KINDS = frozenset(
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """Return the ExecutionTraces with the same name as the trace, or, if no name matches, those with the same rank."""
+    """Return the ExecutionTraces with the same name as the trace. If no name matches, return those with the
+    same rank.
+    """
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 
@@ -279,12 +282,13 @@ def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None])
 def pair(
     traces: Sequence[str], donors: Sequence[str], rank_of: Callable[[str], int | None] = lambda path: None
 ) -> dict[str, str]:
-    """Map each trace that has an ExecutionTrace (one of `donors`) to it.
+    """Map each trace that has an ExecutionTrace (one of `donors`) to that ExecutionTrace.
 
-    Candidates are those with the trace's name (ignoring words such as "kineto" and "et"). If there are none, candidates
-    are those with its rank, which is in the path or comes from `rank_of`. The candidate nearest in the folder tree is
-    chosen. If there is one trace and one ExecutionTrace, they always belong together. Raises UsageError if two
-    ExecutionTraces fit a trace equally well, or if two traces get the same one.
+    Candidates have the trace's name (ignoring words such as "kineto" and "et"). If there are none, candidates have its
+    rank, which is in the path or comes from `rank_of`. The candidate nearest in the folder tree is chosen. If there is
+    one trace and one ExecutionTrace, they always belong together.
+
+    Raises UsageError if two ExecutionTraces fit a trace equally well, or if two traces get the same ExecutionTrace.
     """
     if len(traces) == len(donors) == 1:
         return {traces[0]: donors[0]}
@@ -315,7 +319,7 @@ def _bare(path: str) -> tuple[str, ...]:
 
 
 def _nearest(trace: str, donors: Sequence[str]) -> str:
-    """Return the `donors` file whose folder is nearest to the trace's. Raises UsageError if two are equally near."""
+    """Return the file of `donors` in the folder nearest to the trace's. Raises UsageError if two are equally near."""
     common = {donor: _in_common(PurePath(trace).parent.parts, PurePath(donor).parent.parts) for donor in donors}
     best = max(common.values())
     nearest = [donor for donor in donors if common[donor] == best]
@@ -328,8 +332,9 @@ def _nearest(trace: str, donors: Sequence[str]) -> str:
 
 
 def _in_common(folders: tuple[str, ...], other_folders: tuple[str, ...]) -> tuple[int, int]:
-    """Return how many folders two paths share (from the top, then from the bottom), so that `et/run1` is nearest to
-    `kineto/run1`.
+    """Return how many folders two paths share: (from the top, from the bottom of the rest).
+
+    With this measure, `et/run1` is nearest to `kineto/run1`.
     """
     top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, other_folders, strict=False)))
     below = zip(reversed(folders[top:]), reversed(other_folders[top:]), strict=False)

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Merge many traces into one plan. Ops that several traces contain are replayed once, with sums for each trace, each
-job and the batch.
+"""Merge many traces into one plan.
+
+Ops that several traces contain are replayed once, with sums for each trace, each job and the batch.
 
 This module merges and sums. The caller reads files, `run` replays, and `ranks` recognises which traces are ranks of a
 job.
@@ -40,8 +41,9 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     rank: int | None = None
     world_size: int | None = None
     sources: tuple[Stamp, ...] = ()
-    """All files from which the plan was made, with their state. Empty if a file changed during reading or is not a
-    regular file.
+    """All files from which the plan was made, with their state.
+
+    Empty if a file changed during reading or is not a regular file.
     """
     notes: tuple[str, ...] = ()
     """Notes for the user on how the trace was read."""
@@ -58,18 +60,21 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the file, with as many of its folders as needed to make it unique."""
     why: str
     left_out: bool
-    """Whether the file was skipped because it is not a trace, or is a copy of another file. If False, the file was
-    refused.
+    """Whether the file was skipped because it is not a trace, or is a copy of another file.
+
+    If False, the file was refused.
     """
 
 
 MOST_DISAGREEMENTS = 100
 MAX_CALLS = 500_000
-"""Maximum number of collectives, over all traces, that are kept for matching; they take about 200 MB."""
+"""Maximum number of collectives, over all traces, that are kept for matching. They take about 200 MB."""
 
 
 class _Uses:
-    """How often one trace calls each op of the merged plan; 24 bytes per op, since there may be thousands of traces."""
+    """How often one trace calls each op of the merged plan. It takes 24 bytes per op, since there may be thousands of
+    traces.
+    """
 
     def __init__(self, plan: ReplayPlan) -> None:
         self.op = array("l")
@@ -82,7 +87,7 @@ class _Uses:
 
 
 class Batch:
-    """Merges plans that are added one after the other; `plan` returns the merged plan and `close` sums its results."""
+    """Merges plans that are added one after the other. `plan` returns the merged plan, and `close` sums its results."""
 
     def __init__(self) -> None:
         self._ops: list[ReplayOp] = []
@@ -97,8 +102,9 @@ class Batch:
         self._unmatched: tuple[str, ...] = ()
         self._device_us = self._host_us = 0.0
         self._unowned_us = {True: 0.0, False: 0.0}
-        """Time of kernels without an op: {True: of traces with device time, False: of traces without}. They are
-        separate because shares use only the former.
+        """Time of kernels without an op: {True: of traces with device time, False: of traces without}.
+
+        The two are separate because shares use only the first.
         """
         self._devices: dict[str, None] = {}
         self._not_read: list[tuple[str, str, bool]] = []
@@ -116,7 +122,9 @@ class Batch:
 
     @property
     def rank_ops(self) -> int:
-        """Return the number of ops summed over all traces, i.e. how many would be replayed without merging."""
+        """Return the number of ops summed over all traces. This is the number that would be replayed without
+        merging.
+        """
         return sum(len(uses.op) for uses in self._uses)
 
     def add(self, trace: TracePlan) -> None:
@@ -165,7 +173,9 @@ class Batch:
         ]
 
     def plan(self) -> ReplayPlan:
-        """Return the merged plan: one op per distinct call, with counts and times of all traces, heaviest first."""
+        """Return the merged plan: one op per distinct call, heaviest first. Counts and times are those of all
+        traces.
+        """
         merged = ReplayPlan(
             source=plural(len(self), "trace"),
             selection=self._first.selection if self._first is not None else "owner",
@@ -221,7 +231,7 @@ class Batch:
         return assign_jobs(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
 
     def _named(self) -> list[ReplayOp]:
-        """Return the merged ops in the order found; later ops with an id that is already taken get new ids."""
+        """Return the merged ops in the order found. Later ops with an id that is already taken get new ids."""
         taken: set[str] = set()
         out: list[ReplayOp] = []
         for op, key in zip(self._ops, self._index, strict=True):
@@ -285,7 +295,7 @@ class Batch:
         )
 
     def _covered_share(self, indices: Sequence[int], traces: Sequence[TraceResult]) -> float:
-        """Return the replayed share of several traces' recorded time; all traces must have the same kind of times."""
+        """Return the replayed share of several traces' recorded time. All traces must have the same kind of times."""
         total = sum(self._uses[index].total for index in indices)
         covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
         return round_to_one(covered / total) if total else 0.0
@@ -329,7 +339,7 @@ class _Sums:
             self.measured_us += (result.measured_us or 0.0) * count
 
     def unpredicted_share(self) -> dict[str, float]:
-        """Map each SoC to the share of the recorded time in ops without a prediction; empty if no time was recorded."""
+        """Map each SoC to the share of the recorded time in ops without a prediction. Empty if no time was recorded."""
         if not self.recorded_us:
             return {}
         return {soc: 1.0 - round_to_one(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Plans of a batch's files in the user's cache, so that a resumed batch does not read unchanged files again."""
+"""Plans of a batch's files in the user's cache. With them, a resumed batch does not read unchanged files again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opreplay.traces.names import printable
 
 
 class PlanStore:
-    """Loads and stores plans of files; a plan is found only for unchanged files and the same settings."""
+    """Loads and stores plans of files. A plan is found only for unchanged files and the same settings."""
 
     def __init__(self, settings: str) -> None:
         """`settings` is a text that differs whenever the same files would give other plans."""
@@ -45,7 +45,7 @@ class PlanStore:
             self._added[key] = plan.path
 
     def undo(self) -> list[str]:
-        """Remove the plans stored by this run; return their paths if plans of an earlier run were loaded."""
+        """Remove the plans that this run stored. Return their paths if this run loaded plans of an earlier run."""
         for key in self._added:
             kept.remove(key)
         return list(self._added.values()) if self._loaded else []

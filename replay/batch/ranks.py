@@ -1,8 +1,8 @@
 # pyright: strict
-"""Recognise which traces are ranks of one job. The recorded rank and world size decide; if they are not recorded, the
-file names do.
+"""Recognise which traces are ranks of one job.
 
-This module does not use plans, and reads no files.
+The recorded rank and world size decide. If they are not recorded, the file names decide. This module does not use
+plans, and reads no files.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from opreplay.traces.reading.source import open_binary
 
 _NAMED = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=worker)\d+|(?<=node)\d+|(?<=host)\d+|(?<=gpu)\d+")
-"""A separate number, or the number of a machine; not the 8 of "llama8b", which is part of the model's name."""
+"""A separate number, or the number of a machine. The 8 of "llama8b" does not match, because it is part of the model's
+name.
+"""
 ENOUGH_OPS = 5
 """Minimum number of ops that identify a model."""
 LEAST_IN_COMMON = 0.1
-"""Minimum share of the smaller trace's ops that the other trace must also have, if both are ranks of one model."""
+"""Minimum share of the smaller trace's ops that the other trace must also have for both to be ranks of one model."""
 _Key = tuple[str, int | None, int]
 """Job: (path with a star for the rank, world size, number of earlier recordings with the same names)."""
 
@@ -34,7 +36,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A trace and the job that it belongs to."""
 
     job: str
-    """Name of the job: its file name with `*` for the rank; for a job of one trace, the trace's name."""
+    """Name of the job: its file name with `*` for the rank. For a job of one trace, it is the trace's name."""
     rank: int | None
     world_size: int | None
     rank_from: str
@@ -57,9 +59,9 @@ def assign_jobs(
     Traces belong to one job if they have the same folder and world size, different ranks, and names that differ only in
     the rank. If the names do not contain the rank, all their numbers may differ, except numbers in words (llama8b).
 
-    Two kinds of traces start another job. A trace with a repeated rank does, since a second recording with the same
-    names cannot be merged with the first. A trace that has hardly any op in common with the job does, since it is of
-    another model. A job of one trace has the trace's own name.
+    Two kinds of traces start another job. One is a trace with a repeated rank, because a second recording with the same
+    names cannot be merged with the first. The other is a trace that has hardly any op in common with the job, because
+    it is of another model. A job of one trace has the trace's own name.
     """
     seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
@@ -91,7 +93,9 @@ def assign_jobs(
 
 
 def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | None) -> bool:
-    """Check whether a trace has enough ops in common with the first of the other traces to belong to the same model."""
+    """Check whether a trace is of the same model as others: it must have enough ops in common with the first
+    of them.
+    """
     first = next(iter(others), None)
     if ops is None or first is None or min(len(ops[number]), len(ops[first])) < ENOUGH_OPS:
         return True
@@ -100,7 +104,9 @@ def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | N
 
 
 def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
-    """Return a unique name for each job: file and, where needed, folders, world size and recording number."""
+    """Return a unique name for each job. It has the file and, where needed, folders, world size and recording
+    number.
+    """
     known = list(keys)
     masked = list(dict.fromkeys(path for path, _, _ in known))
     short = dict(zip(masked, _with_star(masked), strict=True))
@@ -169,8 +175,9 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 PEEK_BYTES = 64 << 10
-"""Number of bytes to read from the start of a file; the same number is searched after decompression. PyTorch writes
-distributedInfo before the events.
+"""Number of bytes to read from the start of a file, where PyTorch writes distributedInfo before the events.
+
+The same number is searched after decompression.
 """
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1,9})\b')
 
@@ -178,7 +185,7 @@ _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1
 def rank_at_start(path: str) -> int | None:
     """Return the recorded rank if it is near the start of the file; otherwise None.
 
-    Also returns None for unreadable files, and for pipes, because they can be read only once.
+    Also returns None for unreadable files and for pipes. Pipes are not read, because they can be read only once.
     """
     try:
         if not os.path.isfile(path):

@@ -44,8 +44,9 @@ SUFFIXES = (".json", ".json.gz")
 SPECIAL = "not a regular file (to read a pipe, name it explicitly)"
 """Reason why a pipe, a socket or a device in a folder is skipped."""
 POOL_FROM_BYTES = 100_000_000
-"""Minimum total size, in bytes, for which processes are started to read files: each first loads torch, which takes
-seconds.
+"""Minimum total size, in bytes, for which processes are started to read files.
+
+Each process first loads torch, which takes seconds.
 """
 GZIP_RATIO = 10
 """Assumed ratio of the size of a trace to its compressed size."""
@@ -66,8 +67,8 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
     hint: str = ""
     exit_code: int = 3
     no_trace: bool = False
-    """Whether the file is valid JSON but not a trace, as may be found in any folder. A damaged file counts as
-    a trace.
+    """Whether the file is valid JSON but not a trace. Any folder may contain such files. A damaged file counts as a
+    trace.
     """
 
 
@@ -99,7 +100,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> str:
-        """Return why the file is not read (a copy, a pipe, a socket or a device); "" if it is read."""
+        """Return why the file is not read: it is a copy, a pipe, a socket or a device. Return "" if it is read."""
         if self.copy_of is not None:
             other = os.path.relpath(self.copy_of, os.path.dirname(self.path) or ".")
             return f"duplicate of {other}, counted only once"
@@ -107,9 +108,10 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_files(patterns: Sequence[str]) -> list[BatchFile]:
-    """Return the files for paths, globs and folders (searched recursively); copies are marked.
+    """Return the files for paths, globs and folders (searched recursively), with copies marked.
 
-    Raises TraceError for a glob that matches nothing, UsageError for "-" and for a folder without .json or .json.gz.
+    Raises TraceError for a glob that matches nothing. Raises UsageError for "-" and for a folder without .json or
+    .json.gz.
     """
     files: dict[str, BatchFile] = {}
     for pattern in patterns:
@@ -135,7 +137,9 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
 
 
 def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
-    """Yield the plan of each file in order, read by `processes` processes, or here if there is little to read."""
+    """Yield the plan of each file in order. The files are read in `processes` processes, or here if there is little to
+    read.
+    """
     if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
         for path in paths:
             yield decoded(_read(path, how=how))
@@ -175,8 +179,9 @@ class _Reader(Workers):
         )
 
     def plan(self, path: str) -> bytes | None:
-        """Return the process's encoded reply once it is complete, None before. Raises OpReplayError if the process
-        died.
+        """Return the process's encoded reply once it is complete, and None before.
+
+        Raises OpReplayError if the process died.
         """
         answer = self.take()
         if isinstance(answer, Death):
@@ -232,17 +237,20 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
     children: bool = False
     """Whether plans include the child ops recorded below each op."""
     timed: bool = False
-    """Whether traces that record a rank near their start are read with their timing, to match collectives."""
+    """Whether traces that record a rank near their start are read with their timing. It is needed to match
+    collectives.
+    """
     process: str | None = None
-    """The process to read from each file, which must then be a merged file of several processes."""
+    """The process to read from each file. Each file must then be merged from several processes."""
 
     def reader(self) -> ReadOne:
         """Return a picklable function that reads one file."""
         return partial(_read, how=self)
 
     def settings(self) -> str:
-        """Return a digest of everything besides the files that determines plans: options, user code and package
-        versions.
+        """Return a digest of everything that determines plans, except the files.
+
+        It covers options, user code and package versions.
         """
         installed = sorted(f"{package.metadata['Name']} {package.version}" for package in distributions())
         code = [file_digest(plugin) if os.path.isfile(plugin) else plugin for plugin in self.plugins]
@@ -326,7 +334,7 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
 
 
 def _merged_notes(read: Trace) -> list[str]:
-    """Return notes on a file that was merged from profiles of several processes; no notes for other files."""
+    """Return a note on a file that was merged from profiles of several processes. For other files, return nothing."""
     if read.info.merged is None or read.info.process is not None:
         return []
     count = len(read.info.merged.processes)
@@ -336,11 +344,13 @@ def _merged_notes(read: Trace) -> list[str]:
 def open_ranks(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> list[tuple[int, Trace]]:
-    """Return (rank, trace), by rank, for paths, globs and folders; each process of a merged file is a trace.
+    """Return (rank, trace), by rank, for paths, globs and folders. Each process of a merged file is a trace.
 
-    A file in a folder that is not a trace is skipped with a note. The rank is the recorded one, otherwise the one in
-    the file's name; if no file has one, it is the file's position, with a note. Raises UsageError for fewer than two
-    traces, for traces of several jobs, and if only some have a rank; and what `read` raises for a named file.
+    A file in a folder that is not a trace is skipped with a note. The rank is the recorded rank, otherwise the rank in
+    the file's name. If no file has a rank, it is the file's position, with a note.
+
+    Raises UsageError for fewer than two traces, for traces of several jobs, and if only some have a rank. Also raises
+    what `read` raises for a named file.
     """
     files = list(readable_traces(patterns, read, tell))
     traces = [(path, part) for path, trace in files for part in _parts(trace)]
@@ -398,8 +408,9 @@ def readable_traces(
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
-    """Raise UsageError if the files of a folder belong to several jobs. Files that the user named one by one are not
-    checked.
+    """Raise UsageError if the files of a folder belong to several jobs.
+
+    Files that the user named one by one are not checked.
     """
     if len(patterns) == len(paths):
         return
@@ -419,9 +430,9 @@ CHUNK_BYTES = 1 << 20
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
     """Map each copy of a file to its original, which has the same contents.
 
-    Of several files, the original is a regular file rather than a link, then the least deeply nested, then the oldest,
-    then the first. Only files whose unpacked size (for gzip, from the last four bytes) occurs twice are read. Files
-    that are not regular, are empty or cannot be read are never copies.
+    Among equal files, regular files are preferred to links, then less deeply nested files, then older files, then
+    earlier ones in the list. Only files with an unpacked size (for gzip, from the last four bytes) that occurs twice
+    are read. Files that are not regular, are empty or cannot be read are never copies.
     """
     sizes: defaultdict[int, list[str]] = defaultdict(list)
     for path in paths:
@@ -463,7 +474,10 @@ def _unpacked_bytes(path: str) -> int | None:
 
 
 def _content(path: str, size: int) -> bytes | None:
-    """Return a digest of a file's unpacked bytes; None if unreadable or not `size` bytes. Reads no more than that."""
+    """Return a digest of a file's unpacked bytes; None if it is unreadable or does not have `size` bytes.
+
+    Reads no more than `size` bytes.
+    """
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == GZIP

@@ -18,7 +18,7 @@ import msgspec
 from opreplay.traces.names import printable
 
 END_BYTES = 64 << 10
-"""Bytes that are checked at the start and at the end; a gzip file ends with a checksum of all data."""
+"""Bytes that are checked at the start and at the end. A gzip file ends with a checksum of all data."""
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +31,9 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     ctime_ns: int
     """Time of the last write or change of attributes, which no program can set back."""
     ends: str
-    """Digest of the first and last `END_BYTES`: some tools reset modification times, and some file systems store coarse
-    ones.
+    """Digest of the first and last `END_BYTES`.
+
+    Modification times are not enough: some tools reset them, and some file systems store coarse ones.
     """
 
 

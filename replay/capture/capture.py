@@ -69,8 +69,8 @@ def capture_made(
 ) -> ReplayPlan:
     """Return the plan of the step that `make()` returns.
 
-    `make` is called with fake tensors enabled, unless the step runs on real ones. `notes` are the assumptions made so
-    far. Raises UsageError.
+    `make` is called with fake tensors enabled, unless the step runs on real tensors. `notes` are the assumptions made
+    so far. Raises UsageError.
     """
     world_size, rank, via = options.world_size, options.rank, options.via
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
@@ -90,8 +90,9 @@ def capture_made(
 
 
 def capture_target(target: Target, options: CaptureOptions = DEFAULTS) -> ReplayPlan:
-    """Return the plan of the step that the command line names. Raises UsageError if the given number of ranks differs
-    from the number of ranks over which the target is split.
+    """Return the plan of the step that the command line names.
+
+    Raises UsageError if the target is split over another number of ranks than the one in `options`.
     """
     if target.world_size is not None and options.world_size not in (None, target.world_size):
         raise UsageError(

@@ -1,9 +1,9 @@
 # pyright: strict
 """Checks whether a captured plan computes the same as the model.
 
-The plan is replayed on real values, and every result is compared. The plan was captured on fake tensors. The step is
-run three times with one seed: first the model without the recorder; then the model with the recorder, which copies each
-external storage before its first use; and finally the plan, on these copies.
+The plan was captured on fake tensors. Here it is replayed on real values, and every result is compared. The step is run
+three times with one seed. First the model runs without the recorder. Then it runs with the recorder, which copies each
+external storage before its first use. Finally the plan runs on these copies.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SEED = 0
 def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice = "cpu") -> Check:
     """Replay `plan`, which was captured from the step that `make` returns, and compare all results with the model's.
 
-    `make` is called and its step run twice more, each time after `torch.manual_seed(seed)`. Raises UsageError for a
-    step whose two runs differ, e.g. because of random numbers that do not depend on the seed.
+    The model's step is created by `make` and run twice, each time after `torch.manual_seed(seed)`. Raises UsageError if
+    the two runs differ, e.g. because of random numbers that do not depend on the seed.
     """
     if plan.sequence is None or plan.sequence.cut:
         raise UsageError("the plan does not contain all calls of the step", hint="Check a smaller model.")
@@ -125,7 +125,7 @@ def _replayed(
 
 
 def compared(name: str, expected: torch.Tensor, got: torch.Tensor) -> Compared:
-    """Compare two tensors, which are equal if each element is within the tolerance of their dtype."""
+    """Compare two tensors. They count as equal if each element is within the tolerance of their dtype."""
     expected, got = expected.detach(), got.detach()
     detail = difference(expected, got)
     same_form = expected.shape == got.shape and expected.dtype == got.dtype
@@ -144,7 +144,7 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all bytes of a contiguous tensor. Uses `as_strided`, because a tensor with a single element may have a
+    """Return all bytes of a contiguous tensor. It uses `as_strided`, because a tensor with a single element may have a
     stride that `view` rejects.
     """
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
@@ -167,8 +167,8 @@ class _Snapshots:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.digests: list[bytes | None] = []
         self.generators: dict[int, torch.Tensor] = {}
-        """Number of a call → random generator's state before that call, if Python code changed the state since the
-        previous call.
+        """Number of a call → random generator's state before that call. Contains only calls before which Python code
+        changed the state.
         """
         self._generator: torch.Tensor | None = None
         self._names: list[str] = []
@@ -195,7 +195,7 @@ class _Snapshots:
 
 
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """Run the step without the recorder; return its result, and parameters and buffers with their names in plans."""
+    """Run the step without the recorder. Return (its result, parameters and buffers with their names in plans)."""
     tracker = ModuleTracker(Storages())
     forget_cached_tensors()
     with explained(None, real=True):
@@ -234,7 +234,9 @@ def _names(plan: ReplayPlan) -> list[str]:
 
 
 def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshots) -> str:
-    """Return why the plan cannot run on the model's storages, i.e. sizes of external storages differ; "" if it can."""
+    """Return a text if the plan cannot run on the model's storages, because sizes of external storages differ; "" if it
+    can.
+    """
     assert plan.capture is not None
     sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]
@@ -263,7 +265,9 @@ def _same_place(tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Ten
 
 
 def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Return the largest difference between corresponding elements; two NaNs or equal infinities do not differ."""
+    """Return the largest difference between corresponding elements. Two NaNs, or two equal infinities, do not
+    differ.
+    """
     if not expected.numel():
         return 0.0
     wide = torch.complex128 if expected.is_complex() else torch.float64

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds and reads a model's config file, without importing torch, so that a missing file is reported immediately."""
+"""Finds and reads a model's config file. It does not import torch, so that a missing file is reported immediately."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Expert parallelism: distributes experts over ranks, and sends tokens to the ranks of their experts and back.
 
-Applies to transformers models. Their modules hold all experts in stacked weights, and are called with tokens, the
-chosen experts and the weights of these. Routing is assumed to be balanced: each rank sends the same number of tokens to
-every rank, rounded up.
+Applies to transformers models. Their modules hold the stacked weights of all experts. They are called with tokens, the
+experts chosen for each token, and the routing weights of these experts. Routing is assumed to be balanced: each rank
+sends the same number of tokens to every rank, rounded up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTE = "routing is assumed to be balanced: each rank receives as many tokens as 
 def spread_experts(model: Any, ranks: int) -> None:
     """Reduce each module of experts to this rank's experts, and make it exchange tokens with the other ranks.
 
-    Raises UsageError for a model without such modules, or if the number of experts is not divisible by the number of
+    Raises UsageError if the model has no such modules, or if the number of experts is not divisible by the number of
     ranks.
     """
     expert_modules = [module for module in model.modules() if is_experts(module)]
@@ -51,7 +51,9 @@ def keep_share(experts: Any, ranks: int) -> None:
 
 
 def share_experts(experts: Any, ranks: int) -> None:
-    """Reduce a module to this rank's experts, for ranks that all have all tokens and sum the results afterwards."""
+    """Reduce a module to this rank's experts, if all ranks have all tokens and the results are summed over the ranks
+    afterwards.
+    """
     keep_share(experts, ranks)
 
     def forward(self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ _FORWARD_WAYS = (
         "Wrap it in torch.backends.mkldnn.flags(enabled=False): the other CPU kernels have a forward derivative.",
     ),
 )
-"""Words in the name of an op without a forward derivative, each with a hint at an alternative that has one."""
+"""Words in the name of an op without a forward derivative, each with a hint that names an alternative with one."""
 
 
 def user_line(error: BaseException) -> str:
@@ -175,7 +175,7 @@ def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> Base
 
 
 def _missing_kernel(error: BaseException, running: Any) -> str:
-    """Return the name of the op whose missing fake kernel caused an error; "" for another error."""
+    """Return the name of the op whose missing fake kernel caused an error; "" if the error has another cause."""
     if isinstance(error, _MISSING):
         return _name(getattr(error, "func", running))
     text = str(error)

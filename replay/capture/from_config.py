@@ -39,7 +39,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1
     """Number of sequences."""
     context: int = 1024
-    """Tokens per sequence: the new tokens for prefill and training, the tokens already in the cache for decode."""
+    """Tokens per sequence. For prefill and training these are the new tokens, for decode the tokens already in the
+    cache.
+    """
     dtype: str = "bfloat16"
     """Dtype of the parameters."""
     expert_parallel: int = 1
@@ -146,7 +148,7 @@ _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
 def _check_positions(config: Any, shape: Shape) -> None:
-    """Raise UsageError if there are more tokens than rows in a position table, which fake tensors do not detect."""
+    """Raise UsageError if there are more tokens than rows in a table of positions. Fake tensors do not detect this."""
     text = getattr(config, "text_config", config)
     rows = getattr(text, "max_position_embeddings", None)
     tokens = shape.context + (shape.phase == "decode")
@@ -183,7 +185,9 @@ def _model(config: Any, shape: Shape) -> Any:
 
 
 def class_of(config: Any) -> Any:
-    """Return the transformers class that the config names, or the text generation class of its model type."""
+    """Return the transformers class that the config names. If it names none, return the class for its model type, for
+    text generation if possible.
+    """
     transformers = transformers_library()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)
@@ -233,8 +237,8 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def takes_tokens(model_class: Any, config: Any) -> bool:
-    """Check whether a model reads text. Inputs of other models have sizes that the config gives, independent of the
-    context.
+    """Check whether a model reads text. For other models, the config gives the sizes of all inputs, whatever the
+    context is.
     """
     reads = "input_ids" in signature(model_class.forward).parameters
     return reads and (model_class.main_input_name == "input_ids" or hasattr(config, "text_config"))
@@ -243,7 +247,9 @@ def takes_tokens(model_class: Any, config: Any) -> bool:
 SAMPLES = 16000
 """Number of audio samples: one second at the sampling rate with which speech models are trained."""
 IMAGE = 224
-"""Height and width of images, in pixels, if the config gives none: a convolutional model accepts any size."""
+"""Height and width of images, in pixels, if the config gives none, as for convolutional models, which accept
+any size.
+"""
 _BY_HAND = "Write it as FILE.py:make, with its inputs."
 
 
@@ -265,7 +271,7 @@ def _spectrogram(config: Any) -> tuple[int, ...] | None:
 
 
 def _sound(config: Any) -> tuple[int, ...] | None:
-    """Return the shape [samples], [channels, samples], or, for a spectrogram, [frames, mel bins]."""
+    """Return the shape of an audio input: [samples] or [channels, samples]; [frames, mel bins] for a spectrogram."""
     bins, channels = getattr(config, "num_mel_bins", None), getattr(config, "audio_channels", None)
     if bins is not None and getattr(config, "max_length", None):
         return int(config.max_length), int(bins)
@@ -281,14 +287,14 @@ def _series(config: Any) -> tuple[int, ...] | None:
 _SIZES: dict[str, Callable[[Any], tuple[int, ...] | None]] = {
     "pixel_values": _image, "input_features": _spectrogram, "input_values": _sound, "past_values": _series,
 }  # fmt: skip
-"""Name of an input → function that returns the input's size for a config. The size excludes the batch; it is None if
-the config does not give it.
+"""Name of an input → function that returns the input's size for a config. The size does not include the batch. It is
+None if the config does not give it.
 """
 
 
 def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return one image per sequence: the patches of all images in one tensor, and patch counts in time, height and
-    width.
+    """Return one image per sequence: a tensor with the patches of all images, and the numbers of patches in time,
+    height and width.
     """
     block = vision.patch_size * vision.spatial_merge_size
     rows = vision.spatial_merge_size * max(1, IMAGE // block)

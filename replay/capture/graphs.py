@@ -1,7 +1,7 @@
 """Captures graphs instead of running calls.
 
-The graph is that of torch.export, or those that torch.compile passes to its backend. Each node is recorded as one op,
-even if torch would compose it of other ops.
+The graphs are the one of torch.export, or those that torch.compile passes to its backend. Each node is recorded as one
+op, even if torch would compose this op of others.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def step_of_file(path: str) -> Callable[[], Step]:
     """Return a function that creates the step of a file from `torch.export.save`.
 
     The step runs the file's graph on its example inputs. Loading a file executes its contents: pickles of inputs,
-    weights and constants, conditions on sizes, names of modules. Use it only for files that the user trusts. Raises
-    UsageError if torch cannot load the file or it has no example inputs.
+    weights and constants, conditions on sizes, names of modules. So only load files that the user trusts. Raises
+    UsageError if torch cannot load the file, or if the file has no example inputs.
     """
     log = logging.getLogger("torch.export")
     before = log.level

@@ -1,7 +1,8 @@
 """Latent attention (MLA) in the absorbed form: queries attend to latents, which are never expanded to keys and values.
 
-Applies to transformers models, whose modules expand a cache of latents by `expand_kv`. Servers use the absorbed form in
-decode because it reads only the latents. For DeepSeek-V3, these have 1/57 of the bytes of the expanded keys and values.
+Applies to transformers models. Their modules expand a cache of latents by `expand_kv`. Servers use the absorbed form in
+decode, because it reads only the latents. For DeepSeek-V3, the latents have 1/57 of the bytes of the expanded keys and
+values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def absorb(model: Any) -> bool:
 
 
 def _split_weight(module: Any) -> None:
-    """Replace the weight that expands latents by two contiguous weights (keys, values), as servers load it."""
+    """Replace the weight that expands latents by two contiguous weights, for keys and for values, as servers
+    load it.
+    """
     rank = module.kv_b_proj.weight.shape[-1]
     weight = module.kv_b_proj.weight.detach().view(-1, module.qk_nope_head_dim + module.v_head_dim, rank)
     to_key, to_value = weight.split([module.qk_nope_head_dim, module.v_head_dim], dim=1)
@@ -59,8 +62,8 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with queries [batch, heads, 1, nope + rotary] to the latents in `key` and their rotary parts in
-    `value`.
+    """Attend with queries [batch, heads, 1, nope + rotary] to latents. `key` holds the latents, `value` their rotary
+    parts.
     """
     batch, heads, tokens, width = query.shape
     rank, rotary = key.shape[-1], value.shape[-1]

@@ -1,8 +1,8 @@
-"""Reduces a transformers model to the part of one rank: layers are split over pipeline stages, widths over tensor
-ranks.
+"""Reduces a transformers model to the part of one rank.
 
-The ranks of one stage are consecutive. Matrix products are split as in Megatron and vLLM: the first by columns, the
-next by rows, with an all-reduce of the result. Embedding and head are split by the vocabulary.
+Layers are split over pipeline stages, widths over tensor ranks. The ranks of one stage are consecutive. Matrix products
+are split as in Megatron and vLLM: the first by columns, the next by rows, with an all-reduce of the result. Embedding
+and head are split by the vocabulary.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Stage(msgspec.Struct):
         return self.number == self.stages - 1
 
     def forward(self, model: Any, **inputs: Any) -> Any:
-        """Return the model's output in the last stage; in other stages, send and return the hidden states."""
+        """Return the model's output in the last stage. In other stages, send the hidden states to the next stage and
+        return them.
+        """
         if self.is_last:
             return model(**inputs)
         import torch.distributed as dist
@@ -176,8 +178,8 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
 def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: int, group: Any) -> None:
     """Reduce a linear layer to this rank's part.
 
-    The layer's name says whether it is split into rows or into columns. Columns are split into `column_parts` parts.
-    Raises UsageError if the layer cannot be split.
+    The layer's name says whether it is split by rows or by columns. Columns are split into `column_parts` parts. Raises
+    UsageError if the layer cannot be split.
     """
     last = name.rpartition(".")[2]
     if last in ROWS:
@@ -299,7 +301,7 @@ def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
 
 
 def _enter_together(linears: list[Any], group: Any) -> None:
-    """For an input that several projections share, sum its gradient over the ranks once, not once per projection."""
+    """Sum the gradient of an input that several projections share over the ranks only once, not once per projection."""
     entered: list[Any] = [lambda: None, lambda: None]
 
     def hook(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -320,7 +322,9 @@ def _summed(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _ReduceForward(torch.autograd.Function):
-    """Sums partial results over the ranks in forward; the gradient in backward is the same on all ranks."""
+    """Sums partial results over the ranks in forward. In backward, the gradient is the same on all ranks and stays
+    unchanged.
+    """
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
@@ -332,7 +336,9 @@ class _ReduceForward(torch.autograd.Function):
 
 
 class _ReduceBackward(torch.autograd.Function):
-    """Returns its input, which is the same on all ranks, unchanged in forward; sums partial gradients in backward."""
+    """Returns its input unchanged in forward, because it is the same on all ranks. Sums partial gradients in
+    backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Any) -> torch.Tensor:

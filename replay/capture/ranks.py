@@ -1,7 +1,7 @@
 """Simulates one rank of a multi-process job in this process.
 
-A process group that does not communicate lets multi-rank code run. This module creates and destroys the group. Readers
-of the plan interpret its collectives.
+Code for several ranks runs on a process group that does not communicate. This module creates and destroys the group.
+What the collectives in a plan mean is left to readers of the plan.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _real_meshes() -> Iterator[None]:
 
 @contextmanager
 def _no_exchange_of_values() -> Iterator[None]:
-    """Replace the values that torch's wrappers would read from other ranks. All ranks are assumed to be equal.
+    """Replace the values that torch's wrappers would read from other ranks. All ranks are assumed to have equal values.
 
     DistributedDataParallel first compares parameters, and it waits for its gradients in C++. Pipelines vote on whether
     sizes are known.

@@ -29,7 +29,7 @@ from opreplay.replay.plan.recorded.ops import COUNTER
 Make = Callable[[], Step]
 _CachedFunction = type(lru_cache(str))
 _cached_functions: WeakSet[Any] = WeakSet()
-"""All cached functions seen so far. They are stored because gc does not list objects that `gc.freeze` has set aside."""
+"""All cached functions seen so far. They are kept because gc does not list objects that `gc.freeze` has set aside."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +59,9 @@ def record(
 ) -> Recording:
     """Create a step and run it once.
 
-    On real tensors, `torch.manual_seed(seed)` is called before the creation and again before the run. `device` is the
-    device whose torch defaults `without_mode` and `module_tracker` follow. Raises UsageError with the user's line if
-    the step cannot be run this way.
+    On real tensors, `torch.manual_seed(seed)` is called before the creation and again before the run. `without_mode`
+    and `module_tracker` follow the torch defaults of `device`. Raises UsageError with the user's line if the step
+    cannot be run this way.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
@@ -192,7 +192,7 @@ def plan_of_recording(
 
 
 def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
-    """Return all ops, with a mark on those whose calls all work on an optimizer's step counters.
+    """Return all ops. An op is marked if all its calls work on an optimizer's step counters.
 
     The marked ops run on the host even if the step runs on a device, as in a trace (`traces.links.optimizer_counters`).
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Replays the calls of a captured plan in order on given storages, without measuring or generating data.
+"""Replays the calls of a captured plan in order on given storages. Nothing is measured, and no data is generated.
 
 `check` compares the results.
 """

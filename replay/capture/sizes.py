@@ -16,8 +16,9 @@ HOW = "Write batch=1,8,32 or context=1k,8k."
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Parse texts such as "batch=1,8" and "context=1k,8k" into numbers by name. Raises UsageError in the same cases as
-    `parse_sizes`, for a value below 1, and for a name given twice.
+    """Parse texts such as "batch=1,8" and "context=1k,8k" into numbers by name.
+
+    Raises UsageError for a value below 1, for a name given twice, and in the same cases as `parse_sizes`.
     """
     sizes: dict[str, tuple[int, ...]] = {}
     for text in itertools.chain.from_iterable(text.split() for text in texts):

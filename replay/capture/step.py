@@ -54,7 +54,7 @@ def called_step(
     """Return the step that calls a function or module.
 
     If `options` has an optimizer or a loss, the step trains the module. Raises UsageError if `call` is not callable,
-    and for options without a module.
+    and if there are options but `call` is not a module.
     """
     if not callable(call):
         raise UsageError(f"{_shown(call)} is not a step", hint=_FORM)
@@ -85,7 +85,9 @@ def called_step(
 
 
 def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments from a mapping of keyword arguments, a sequence, or a single argument."""
+    """Return (positional arguments, keyword arguments). `arguments` is a mapping of keyword arguments, a sequence of
+    positional ones, or a single argument.
+    """
     if isinstance(arguments, Mapping):
         return (), {str(name): value for name, value in arguments.items()}
     return (
@@ -94,7 +96,7 @@ def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def named_tensors(value: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return each tensor in nested lists, dictionaries and objects with attributes, with its path."""
+    """Return each tensor in nested lists, dictionaries and objects with attributes, as (path, tensor)."""
     tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in pytree.tree_flatten_with_path(value)[0]:
         name = prefix + pytree.keystr(path)

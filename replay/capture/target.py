@@ -36,7 +36,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_target(text: str) -> None:
-    """Raise UsageError if the target's file is missing or the config is invalid, before torch is loaded."""
+    """Raise UsageError if the target's file is missing or its config is invalid. This check does not load torch."""
     if text.startswith(PREFIX):
         config_fields(config_file(text.removeprefix(PREFIX)))
     elif not Path(path := text if text.endswith(".pt2") else text.rpartition(":")[0] or text).is_file():

@@ -43,17 +43,17 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
     "vmap": integration.vmap,
     "ONNX export": integration.onnx_export,
 }
-"""Point (checked property) → function that creates its trials. Only the trials of "speed" are created by
-`all_trials`.
+"""Point (checked property) → function that creates its trials. The trials of "speed" are missing here: `all_trials`
+creates them.
 """
 
 
 def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:
     """Return the op, its reference and its cases in this process, and the assumptions made about the cases.
 
-    `trying` is called with the text of each call before the call is made, and with "" after the call. The op has no
-    cases if every given case terminated an earlier process. Raises UsageError for unknown names, and for calls that
-    match no overload of the op.
+    `trying` is called with the text of each call before the call is made, and with "" after the call. Cases that
+    terminated an earlier process are left out, so the op may have no cases. Raises UsageError for unknown names, and
+    for calls that match no overload of the op.
     """
     options = RunOptions(
         device=setup.device,
@@ -102,11 +102,11 @@ def _recorded(setup: Setup, target: Target) -> list[Case]:
 
 
 def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
-    """Return the first given call that the op accepts. If only the reference accepts a call, return that call, recorded
-    as a failing case.
+    """Return the first given call that the op accepts. If only the reference accepts a call, return that call and
+    record it as a failing case.
 
-    Raises UsageError if both the op and its reference reject the call, or if the reference rejects the call whose
-    results it should check.
+    Raises UsageError if both the op and its reference reject the call. If correctness is to be checked, also raises
+    UsageError if only the reference rejects it.
     """
     case, error = first_working(bench, cases)
     # A device that an op has broken refuses everything: that is no refusal of the call.
@@ -208,7 +208,7 @@ def speed_cases(bench: Bench) -> list[Case]:
     """Return the cases to time: the first call, a large call, and the large call transposed.
 
     Without a reference, only the first call is timed. The large call is needed because a small one measures only
-    overhead. It is the largest case, or an enlarged first call if all cases are small.
+    overhead. The large call is the largest case. If all cases are small, it is the first call with more elements.
     """
     first = bench.first
     if not bench.has_reference(first):

@@ -34,9 +34,11 @@ _MASK_WORDS = ("mask",)
 
 
 Trait = Literal["expanded", "inside memory", "one tensor", "value", "dtype", "conjugated", "negated"]
-"""What is special about a variant: a stride of 0, memory around the tensor, one tensor for several arguments, another
-value of a non-tensor argument, another dtype of one tensor, or a conjugation or negation that torch has not yet
-applied.
+"""What is special about a variant.
+
+"expanded": a stride of 0. "inside memory": memory around the tensor. "one tensor": one tensor for several arguments.
+"value": another value of a non-tensor argument. "dtype": another dtype of one tensor. "conjugated", "negated": a
+conjugation or negation that torch has not yet applied.
 """
 
 Values = Literal[
@@ -85,7 +87,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     whether the large case fits.
     """
     instead: tuple[Case, ...] = ()
-    """Alternatives to generated sizes that may not be valid together; the first one that the op accepts is used."""
+    """Alternatives if the case's generated sizes are not valid together: the same call with other sizes. The first one
+    that the op accepts is used.
+    """
 
     @property
     def text(self) -> str:
@@ -180,10 +184,10 @@ def _listed_shapes(text: str) -> list[TensorMeta]:
 
 
 def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Return arguments built from shapes alone; None if their number does not fit.
+    """Return arguments built from shapes alone; None if the number of shapes does not fit.
 
-    Several shapes are assigned to the tensor arguments in order; a single shape is assigned to all of them. Other
-    values are generated.
+    Several shapes are assigned to the tensor arguments in order. A single shape is assigned to all tensor arguments.
+    The values of all other arguments are generated.
     """
     tensors = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(metas) > 1)]
     lists = [arg for arg in spec.args if arg.kind == "Tensor[]" and not arg.optional]
@@ -209,7 +213,11 @@ def _usual_dtype(name: str) -> str:
 
 
 def fill_arguments(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Return arguments with these tensors, defaults, and otherwise common values; None if an argument has no value."""
+    """Return an op's arguments. Each one is the tensor given for it, else its default, else a common value for its
+    kind.
+
+    None if there is no common value for the kind of an argument.
+    """
     args: list[ReplayArg] = []
     for arg in spec.args:
         if arg.name in tensors:

@@ -13,8 +13,8 @@ def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, t
     """Run all trials of a setup and judge every point.
 
     With `isolated`, a crash or a hang affects only its case; otherwise it ends this process. Raises UsageError if the
-    op cannot be checked and EnvironmentRefused if a device is missing. If the trials are interrupted, raises
-    Interrupted, a KeyboardInterrupt that holds the results so far.
+    op cannot be checked, and EnvironmentRefused if a device is missing. If the trials are interrupted, raises
+    Interrupted. This is a KeyboardInterrupt that holds the results so far.
     """
     if not isolated:
         return _judged(setup, *_here(setup), {})
@@ -48,8 +48,8 @@ def _judged(
 ) -> CheckResult:
     """Run the trials and return the check's result.
 
-    `lost` holds cases that terminated a process before its first trial. It may grow while the trials run, because a
-    process that ends is replaced by a new one.
+    `lost` holds cases that terminated a process before its first trial. It may grow while the trials run: a process
+    that ends is replaced by a new one, which may end in the same way.
     """
     findings: dict[str, list[Finding]] = {point: [] for point in listed.trials}
     times: list[Timed] = []

@@ -1,6 +1,8 @@
 # pyright: strict
-"""Checks reference implementations. Either each is checked against itself in float64, or the ops of an installed
-library are checked against them.
+"""Checks opreplay's reference implementations.
+
+Each one is compared with itself in float64. With an installed library, the ops of the library are compared with the
+reference implementations instead.
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ def check_stand_ins(
 ) -> Fidelity:
     """Check the reference implementations whose name matches a glob.
 
-    Each is compared with itself in float64; with `library`, the library's own ops are compared with them. Everything
-    runs in this process because reference implementations are opreplay's own code. Raises UsageError if nothing
-    matches, EnvironmentRefused if a library or device is missing.
+    Each one is compared with itself in float64. With `library`, the library's own ops are compared with the reference
+    implementations instead. Everything runs in this process, because reference implementations are opreplay's own code.
+    Raises UsageError if nothing matches, EnvironmentRefused if a library or device is missing.
     """
     names = [name for group in implemented().values() for name in group if fnmatchcase(name, pattern)]
     if library is not None:

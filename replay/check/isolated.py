@@ -22,9 +22,7 @@ MODULE = "check.worker"
 FIRST_S = 15.0
 """Additional seconds for a call before the trials: torch loads parts of itself in a process's first call."""
 TRIES = 2
-"""Maximum number of attempts at a call if a signal ends its process: the first signal may not have been caused by the
-call.
-"""
+"""Maximum number of attempts at a call if a signal ends its process. The call may not have caused the first signal."""
 MOST_LOST = 8
 """Maximum number of calls that may terminate the process before the first trial."""
 
@@ -65,9 +63,9 @@ class Checker:
     def start(self) -> Listed:
         """Start the process and return the list of trials.
 
-        A call that terminates the process before the trials, or hangs, is recorded in `lost`, and the process is
-        restarted without that call. Raises UsageError if the op cannot be checked, EnvironmentRefused if a device is
-        missing.
+        If a call terminates the process before the trials, or hangs, the call is recorded in `lost`. The process is
+        then restarted without that call. Raises UsageError if the op cannot be checked, EnvironmentRefused if a device
+        is missing.
         """
         while True:
             self._case = ""
@@ -137,9 +135,8 @@ class Checker:
         return End(detail, signalled=answer.signalled, lost=lost)
 
     def _note_case(self, trying: Trying) -> None:
-        """Record the call that is made before the trials, and set its time limit.
-
-        The limit is the one for a trial, plus the time to load torch in the first call.
+        """Record the call that is made before the trials, and set its time limit. The limit is that of a trial, plus
+        time for torch, which loads parts of itself in the first call.
         """
         self._case = trying.case
         self._workers.limit_s = self._limit_s + FIRST_S if trying.case else START_S

@@ -167,8 +167,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
         """Return the points of `require` that failed, are missing or were not reached.
 
-        `require=None` stands for the points of `REQUIRED`; if only some points were checked, it also stands for each of
-        these that failed or was not reached. Raises UsageError for an unknown name.
+        `require=None` means the points of `REQUIRED`. If only some points were checked, None also includes every other
+        checked point that failed or was not reached. Raises UsageError for an unknown name.
         """
         some = require is None and len(self.points) < len(POINTS)
         wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
@@ -211,7 +211,9 @@ _ORDER: tuple[Verdict, ...] = ("fail", "missing", "not reached", "pass", "refuse
 
 
 def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
-    """Return the result of a point, with the verdict of its worst case; a passing case outranks a refused one."""
+    """Return the result of a point, with the verdict of its worst case. If some cases pass and others are refused, the
+    point passes.
+    """
     ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.verdict))
     verdict: Verdict = ordered[0].verdict if ordered else "not applicable"
     return PointResult(
@@ -222,8 +224,8 @@ def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
 _MADE_UP = ("prime sizes", "uneven sizes", "multiples")
 _COLUMNS = re.compile(r"\w\[(?:\d+,)*(\d+)\]")
 EVEN = 4
-"""Divisor of all tried row lengths from which on a note says that no uneven row was tried. If the greatest common
-divisor of the row lengths is smaller than this, some row or half of a row has an odd length.
+"""Minimum greatest common divisor of all tried row lengths for a note that no uneven row was tried. If the divisor is
+smaller, some row or half of a row has an odd length.
 """
 
 
@@ -259,7 +261,10 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
 
 
 def _passed(verdict: Verdict, ordered: Sequence[Finding], deciding: Sequence[Finding]) -> list[str]:
-    """Return how many cases passed, their largest distance from the reference, or the detail of the only case."""
+    """Return texts about the cases that decide a point: how many passed, and their largest distance from float64.
+
+    If no distance was measured, the detail of the only case stands in its place.
+    """
     others = sum(finding.verdict == "not applicable" for finding in ordered)
     count = f"{len(deciding)} passed" + (f", {others} not applicable" if others else "")
     parts = [count] if verdict == "pass" and len(ordered) > 1 else []

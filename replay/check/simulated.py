@@ -1,4 +1,6 @@
-"""Predicts Ascend times of the op and its reference; the op's own kernels are used if the simulator knows them."""
+"""Predicts the times of the op and its reference on Ascend devices. The op's own kernels are predicted if the simulator
+knows them.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
     """Return two predictions by device: for the op's case, and for the ops that the reference calls, one after the
     other.
 
-    The reference's calls are split as in `plan` and `simulate`: a call for which the simulator has a rule is predicted
-    as a whole; a call without one is replaced by the calls inside it. An op that is a Python function is predicted like
-    the reference, from the torch ops that it calls; its other work is ignored. An op without kernels in the simulator
-    has no prediction; nor does a function that calls such an op.
+    The reference's calls are split as in `plan` and `simulate`. If the simulator has a rule for a call, the call is
+    predicted as a whole. Otherwise, the calls inside it are predicted. An op that is a Python function is predicted
+    like the reference, from the torch ops that it calls; its other work is ignored. There is no prediction for an op
+    without kernels in the simulator, nor for a function that calls such an op.
     """
     if not socs:
         return {}, {}
@@ -74,7 +76,9 @@ def _total(calls: Sequence[Simulated]) -> Simulated:
 def _of_op(
     op: ReplayOp, devices: dict[str, DeviceProfile], contents: ExpectedContents | None = None
 ) -> dict[str, Simulated]:
-    """Return rule-based predictions of an op by device; with `contents` they equal those of `opreplay op`."""
+    """Return predictions of an op by device, made by the simulator's rules. With `contents` (expected values of the
+    op's tensors) they equal those of `opreplay op`.
+    """
     from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 
@@ -132,7 +136,9 @@ class _Outermost(TorchFunctionMode):
 
 
 def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch._ops.OpOverload | None:
-    """Return the aten overload that a torch function calls if the dispatcher would decompose it; None otherwise."""
+    """Return the aten overload that a torch function calls, if the dispatcher would decompose that overload; None
+    otherwise.
+    """
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None

@@ -2,8 +2,8 @@
 """Compares the op's time with the reference's by alternating samples.
 
 The result is a confidence interval of the ratio of their times. In each pair of samples, a coin decides whether op or
-reference runs first. If they are equally fast, the logarithm of the ratio is distributed symmetrically around zero,
-whatever else the machine does and however samples are correlated. So Wilcoxon's signed-rank interval applies, which
+reference runs first. If they are equally fast, the logarithm of the ratio is therefore distributed symmetrically around
+zero. This holds whatever else the machine does and however samples are correlated. Wilcoxon's signed-rank interval
 needs no other assumption (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to 3.3).
 
 The interval is evaluated after 20, 40, 80, ... pairs. The probability of a false alarm is divided among the evaluations
@@ -34,7 +34,7 @@ LOOKS = (20, 40, 80, 160, 320, 640)
 FALSE_ALARM = 0.009
 """Probability of a false alarm, over all evaluations together."""
 NARROW = 0.03
-"""Half width of the interval at which sampling ends: narrow enough to detect a difference of a tenth."""
+"""Half width of the interval at which sampling ends. It is narrow enough to detect a difference of a tenth."""
 SYSTEMATIC = 0.01
 """Relative time difference that the placement of memory and code may cause in every pair, even between equal
 implementations.
@@ -44,15 +44,15 @@ SAMPLE_US = 500.0
 WARM_UP_S = 0.02
 WARM_UP_CALLS = 3
 FEWEST = 12
-"""Minimum number of pairs for an interval; fewer give no information at this error probability."""
+"""Minimum number of pairs for an interval. With fewer pairs, no interval reaches this error probability."""
 
 
 def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]:
-    """Return the Hodges-Lehmann estimate, and the lower and upper end of the signed-rank interval.
+    """Return (Hodges-Lehmann estimate, lower end, upper end) of the signed-rank interval.
 
     The interval misses the true value with probability `chance`. The estimate is the median of the means of all pairs
-    of values. The interval runs from the c-th smallest of these means to the c-th largest, with c from the normal
-    approximation of the signed-rank statistic.
+    of values. The interval runs from the c-th smallest of these means to the c-th largest. The number c comes from the
+    normal approximation of the signed-rank statistic.
     """
     values = np.asarray(logs)
     first, second = np.triu_indices(len(values))
@@ -67,11 +67,11 @@ def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]
 def compared(
     sample: Callable[[int], float], *, limit_s: float, seed: int, now_s: Callable[[], float] = perf_counter
 ) -> tuple[list[tuple[float, float]], tuple[float, float, float], bool]:
-    """Return pairs of times (op, reference), the estimate and interval of the ratio's logarithm, and whether the
-    interval is narrow enough.
+    """Return (pairs of times, interval, whether the interval is narrow enough).
 
-    `sample(0)` times the op, `sample(1)` the reference; both return microseconds per call. Sampling ends when the
-    interval excludes equal times or is narrow enough, after the last evaluation, or when `limit_s` is over.
+    Each pair is (op, reference). The interval is (estimate, low, high) of the ratio's logarithm. `sample(0)` times the
+    op, `sample(1)` the reference; both return microseconds per call. Sampling ends when the interval excludes equal
+    times or is narrow enough, after the last evaluation, or when `limit_s` is over.
     """
     coin = random.Random(seed)
     pairs: list[tuple[float, float]] = []
@@ -129,7 +129,7 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
 
 
 def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments) -> Callable[[int], float]:
-    """Return a function that takes one sample of the op (for 0) or the reference (for 1), in microseconds per call.
+    """Return a function that takes one sample, in microseconds per call: of the op for 0, of the reference for 1.
 
     With a single thread, the time during which another program had the processor is subtracted.
     """

@@ -21,8 +21,8 @@ from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5, 257, 1021, 3))
-"""Sizes that are not a multiple of any vector width or block: small, around a vector, around a block, long rows, long
-columns.
+"""Sizes that are not a multiple of any vector width or block. The groups are: small sizes, sizes around a vector, sizes
+around a block, long rows, long columns.
 """
 AROUND = ((33, 65, 9, 5), (129, 255, 3, 17), (5, 205, 1, 1), (11, 93, 1, 1))
 """Sizes one above or below those that suit kernels, or with 1,025 or 1,023 elements in total."""
@@ -35,23 +35,29 @@ MADE_UP = {"prime sizes": PRIMES, "uneven sizes": AROUND, "whole blocks": BLOCKS
 STEPS = (2, 4, 8, 16, 32, 64, 128)
 """Factors that sizes may have to be multiples of: halves of a row, packed bits, quantization groups."""
 MOST_INSTEAD = 1 << 22
-"""Maximum number of elements of an alternative to another case, and of generated cases with 3 or more dimensions."""
+"""Maximum number of elements of a case's alternative with other sizes, and of generated cases with 3 or more
+dimensions.
+"""
 NEAR_RATIO = 4
-"""Maximum ratio of two sizes for the larger one to count as derived from the smaller one. Examples are halves of a row,
-or heads that share keys.
+"""Maximum ratio of two sizes for which the larger one counts as derived from the smaller one. Examples are halves of a
+row, or heads that share keys.
 """
 COLUMNS = {"long rows": (256, 1025, 8200), "endless rows": (1025, 8200, 70_001)}
 """Numbers of columns in cases with long rows, in ascending order.
 
-The last number is for the case itself, the others are for its smaller cases. Long rows exceed the threads of a block
-and the elements that each thread keeps; endless rows exceed a 16-bit number.
+The last number is for the case itself, the others are for its smaller cases. A long row has more elements than a block
+has threads, and more than each of these threads keeps. An endless row has more elements than a 16-bit number can count.
 """
 MANY_ROWS = 70_001
-"""Number of rows: more than 65,535, CUDA's maximum number of blocks along y and z, and the largest 16-bit number."""
+"""Number of rows of cases with many rows. It exceeds 65,535, which is CUDA's maximum number of blocks along y and z and
+the largest 16-bit number.
+"""
 MANY_BYTES = 16 << 20
 """Maximum bytes of all tensors at which a case with many rows keeps all columns."""
 FEW_COLUMNS = (4, 6, 8, 2)
-"""Sizes of other dimensions in cases with many rows; most are even, because many ops combine the halves of a row."""
+"""Sizes of the other dimensions in cases with many rows. Most are even, because many ops combine the halves
+of a row.
+"""
 HUGE_ELEMENTS = (1 << 22) + 1
 """Number of elements of the enlarged tensor: more than one block of any kernel, and not a multiple of a block."""
 COMPACT_ELEMENTS = 1 << 15
@@ -60,13 +66,13 @@ COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128
 MOST_BYTES = 64 << 20
 """Maximum bytes of all tensors of a variant."""
 MOST_WORK = 1 << 38
-"""Limit for the work of a case: the product of the numbers of elements of its two largest tensors of different shapes.
-Above it, a convolution takes seconds.
+"""Limit for the work of a case. Work is the product of the numbers of elements of its two largest tensors of different
+shapes. Above the limit, a convolution takes seconds.
 """
 SMALL_SIZE = 4
-"""Largest size that is not reduced in trials that change one element after the other, e.g. gradcheck."""
+"""Largest size that is left unchanged in trials that change one element after the other, e.g. gradcheck."""
 SMALLEST_SIZE = 3
-"""Minimum value at which an integer argument that equals a size is changed along with that size."""
+"""Minimum value of an integer argument that is changed along with a size that it equals."""
 
 MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
 """Kinds of cases with many elements, which the gradient trials leave out to save time."""
@@ -153,7 +159,9 @@ def vary_sizes(case: Case) -> Iterator[Case]:
 
 
 def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
-    """Yield the case with more rows in all tensors except the first: keys and values longer than queries."""
+    """Yield the case with more rows in all tensors except the first, as for keys and values that are longer than
+    queries.
+    """
     places = [(a, t) for a, arg in enumerate(case.op.args) for t, meta in enumerate(arg.tensors) if meta is not None]
     longer, args = (
         (*first.shape[:-2], 2 * first.shape[-2] + 1, first.shape[-1]) if first.shape[1:] else (),
@@ -169,9 +177,9 @@ def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
     """Yield the case with new sizes from `group`.
 
-    One variant keeps the ratios between `sizes`, if there are any; another one, which is always yielded, does not. For
-    use if the latter is refused, it has alternatives: sizes that keep ratios up to 4, then multiples of single sizes
-    (the last size first) and of all sizes together. The smallest multiples come first.
+    If some of `sizes` are multiples of each other, one variant keeps these ratios. Another variant, which is always
+    yielded, does not keep them. It has alternatives in case it is refused: sizes that keep ratios up to 4, then
+    multiples of single sizes (the last size first) and of all sizes together. The smallest multiples come first.
     """
     *_, unrelated = mappings = list(_both_ways(sizes, group))
     for mapping in mappings:
@@ -185,8 +193,8 @@ def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) 
 
 
 def _few(case: Case) -> bool:
-    """Check whether a generated call is small enough. Calls with fewer than three dimensions always are. With more, the
-    element counts multiply.
+    """Check whether a generated call is small enough. Calls with fewer than three dimensions always are; with more
+    dimensions, the number of elements is limited.
     """
     return elements(case) <= MOST_INSTEAD or max(len(meta.shape) for meta in _tensors(case)) < 3
 
@@ -218,8 +226,10 @@ def huge(case: Case) -> Iterator[Case]:
 
 
 def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
-    """Yield the case with a few long rows. Its alternatives, for use if it is refused, have the number of columns
-    rounded up to a multiple of each of `STEPS`.
+    """Yield the case with a few long rows.
+
+    If the case is refused, its alternatives are used: their number of columns is rounded up to a multiple of each of
+    `STEPS`.
     """
     first = _first(case)
     if first is None or first.shape[-1] <= 1:
@@ -241,8 +251,8 @@ def long_columns(case: Case) -> Iterator[Case]:
 def many_rows(case: Case) -> Iterator[Case]:
     """Yield the case with more rows than CUDA can launch blocks along y and z.
 
-    The rows are along the first dimension. With more than two dimensions, another variant has them along the second to
-    last. A matrix is skipped if its "huge" case has as many rows.
+    The rows are along the first dimension. With more than two dimensions, another variant has them along the
+    second-to-last dimension. A matrix is skipped if its "huge" case has at least as many rows.
     """
     first = _first(case)
     if first is None or len(first.shape) < 2 or not math.prod(first.shape):
@@ -290,7 +300,7 @@ def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Ca
 
 
 def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]) -> Iterator[Case]:
-    """Yield the case with `size` replaced by the last of `sizes`; the other `sizes` give its smaller cases."""
+    """Yield the case with `size` replaced by the last of `sizes`. The other `sizes` are used for its smaller cases."""
     for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
         smaller = tuple(small for few in sizes[:-1] for small in _mapped(case, kind, {**mapping, size: few}))
         yield msgspec.structs.replace(large, smaller=smaller)
@@ -299,8 +309,8 @@ def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: 
 def share_tensors(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor passed for several arguments, as in `x + x`.
 
-    Each pair of tensors with equal shape and dtype is tried, and all of them together. Written tensors are left out,
-    because no schema defines the result.
+    Each pair of tensors with equal shape and dtype is tried, and all tensors of that shape and dtype together. Written
+    tensors are left out, because no schema defines the result.
     """
     alike: dict[TensorMeta, list[tuple[int, int]]] = {}
     for a, t, meta in _with_own_memory(case):
@@ -341,8 +351,8 @@ def vary_ranks(case: Case) -> Iterator[Case]:
 def small(case: Case) -> Iterator[Case]:
     """Yield the case with few elements, the smallest variant first, for checks that change one element after the other.
 
-    In some variants all sizes become small, in one only those that are large. The latter is needed because a
-    convolution kernel could otherwise be larger than its image.
+    In some variants all sizes become small; in one variant, only the large sizes do. The last one is needed because a
+    convolution kernel could otherwise become larger than its image.
     """
     sizes = distinct_sizes(case)
     large = [size for size in sizes if size > SMALL_SIZE]
@@ -370,8 +380,8 @@ def compact(case: Case) -> list[Case]:
 def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
     """Yield the case with one argument changed at a time, then with two.
 
-    Numbers, flags, strings, dtypes, optional tensors and lists are changed, to detect an op that ignores an argument. A
-    call that the reference refuses shows nothing. `words` are strings to try in addition to the common ones.
+    This detects an op that ignores an argument. Numbers, flags, strings, dtypes, optional tensors and lists are
+    changed. Calls that the reference refuses show nothing. `words` are strings to try in addition to the common ones.
     """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
     alone = {arg.name: list(_with_other(case, spec, arg, words)) for arg in changed}
@@ -390,8 +400,10 @@ def vary_arguments(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Itera
 
 
 def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> Iterator[Case]:
-    """Yield the case with two arguments changed at the same time. For each pair of arguments, each changed value of
-    either argument occurs at least once. Variants of different pairs alternate.
+    """Yield the case with two arguments changed at the same time.
+
+    For each pair of arguments, every changed value of both arguments occurs at least once. Variants of different pairs
+    alternate.
     """
 
     def of_two(first: str, second: str) -> Iterator[Case]:
@@ -407,8 +419,9 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
 
 
 def _far_numbers(case: Case) -> Iterator[Case]:
-    """Yield the case with a large value for one integer argument, for each such argument except axes. The value is
-    above the number of threads in a block; the rows are even longer.
+    """Yield the case with a large value for one integer argument, for each such argument except axes.
+
+    The value is above the number of threads in a block. The rows are made longer still.
     """
     first = _first(case)
     for a, arg in enumerate(case.op.args if first is not None else ()):
@@ -426,8 +439,8 @@ def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Cas
 
 
 def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
-    """Yield the case with one more dimension and with other axes, so that axes counted from the end and from the start
-    differ.
+    """Yield the case with one more dimension and with other axes. The extra dimension makes axes counted from the start
+    differ from axes counted from the end.
     """
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     higher = replaced(
@@ -461,8 +474,8 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) ->
 def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
     """Yield metadata of tensors to try for an argument that is omitted in the call.
 
-    Their shapes are the last dimension of the first tensor, its whole shape, its first dimension, and (rows of the
-    first tensor, rows of the second).
+    Their shapes are: the last dimension of the first tensor; its whole shape; its first dimension; and (rows of the
+    first tensor, rows of the second tensor).
     """
     tensors = _tensors(case)
     if not tensors:
@@ -516,8 +529,8 @@ def _with_power_of_two(arg: ReplayArg) -> ReplayArg:
 
 
 def primes_of(case: Case) -> Case:
-    """Return the case with prime sizes, or unchanged if it has no sizes. Its alternatives, for use if it is refused,
-    keep the ratios between sizes.
+    """Return the case with prime sizes, or unchanged if it has no sizes. Its alternatives, used if it is refused, keep
+    the ratios between sizes.
     """
     sizes = distinct_sizes(case)
     resized = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
@@ -540,8 +553,9 @@ def distinct_sizes(case: Case) -> list[int]:
 
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Yield mappings from old to new sizes: one that keeps sizes multiples of each other, if any are, then one that
-    does not.
+    """Yield mappings from old to new sizes.
+
+    If some sizes are multiples of others, the first mapping keeps these ratios. The last mapping does not keep them.
     """
     related, unrelated = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
     if related != unrelated:
@@ -552,9 +566,10 @@ def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int,
 def _related(
     sizes: Sequence[int], group: Sequence[int], ratio: int, steps: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Return a mapping from old to new sizes that keeps small ratios. If one size is a multiple of another by a factor
-    of at most `ratio`, so are the new sizes. All other new sizes are taken from `group` and multiplied by their factor
-    in `steps`.
+    """Return a mapping from old to new sizes that keeps small ratios.
+
+    If an old size is a multiple of another one by a factor of at most `ratio`, its new size is the same multiple. All
+    other new sizes are taken from `group` and multiplied by their factor in `steps`.
     """
     new_sizes: dict[int, int] = {}
     for index, size in enumerate(sizes):
@@ -570,10 +585,10 @@ def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
 
 
 def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
-    """Yield the case with sizes replaced and contiguous tensors, unless it is too large.
+    """Yield the case with sizes replaced and all tensors contiguous. Nothing is yielded if it would be too large.
 
-    Integer arguments equal to a replaced size change as well; with `keep_numbers`, only lists of integers (such as
-    normalized_shape) do.
+    Integer arguments that equal a replaced size change as well. With `keep_numbers`, only lists of integers (such as
+    normalized_shape) change.
     """
 
     def resized(meta: TensorMeta) -> TensorMeta:
@@ -710,8 +725,8 @@ def replace_dtype(case: Case, dtype: str, kind: str | None = None) -> Case:
 def broadcast(case: Case) -> Iterator[Case]:
     """Yield the case with one tensor smaller, so that it is broadcast along a dimension.
 
-    Also yields the case with square tensors, whose rows and columns are equally long, and with numbers of a wider
-    dtype, which must not change the result's dtype.
+    Two other kinds of cases are also yielded. In one, tensors are square: their rows and columns are equally long. In
+    the other, numbers have a wider dtype, which must not change the result's dtype.
     """
     tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
     square = _reshaped(case, lambda shape: (*shape[:-2], shape[-1], shape[-1]) if len(shape) > 1 else shape)
@@ -736,7 +751,7 @@ def broadcast(case: Case) -> Iterator[Case]:
 
 
 def wrong(case: Case) -> Iterator[Case]:
-    """Yield the case with an invalid dtype, rank, size or number, which an op must refuse or treat like its
+    """Yield the case with an invalid dtype, rank, size or number. The op must refuse it or do the same as its
     reference.
     """
     metas = {a: meta for a, _, meta in _single_tensors(case)}

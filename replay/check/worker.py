@@ -1,7 +1,7 @@
 # pyright: strict
-"""Main code of the process that checks an op: receives trials, sends findings, and exits with its parent.
+"""Main code of the process that checks an op. It receives trials, sends findings, and exits with its parent.
 
-Started by `isolated` in the same package; no other module imports it.
+The process is started by `isolated` in the same package. No other module imports this one.
 """
 
 from __future__ import annotations

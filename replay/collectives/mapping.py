@@ -1,8 +1,8 @@
 # pyright: strict
-"""Mapping of a recorded collective to the ranks of this run: which ranks participate, and how much each moves.
+"""Mapping of a recorded collective to the ranks of this run.
 
-A smaller group keeps the recorded message size, as nccl-tests counts it. An all-to-all instead keeps the amount that
-each rank sends to other ranks.
+It says which ranks participate and how much each moves. A smaller group keeps the recorded message size, as nccl-tests
+counts it. An all-to-all instead keeps the amount that each rank sends to other ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Collective as the ranks of this run execute it. Sizes are in elements; indexes count within `members`."""
+    """Collective as the ranks of this run execute it. Sizes are in elements. Indexes count within `members`."""
 
     kind: Kind
     dtype: str
@@ -129,7 +129,10 @@ def _map_to_members(collective: Collective, members: tuple[int, ...], recorded: 
 
 
 def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
-    """Return the (input, output) elements of a rank for this message on n ranks; not valid for an all-to-all."""
+    """Return the (input, output) elements of a rank for this message on n ranks.
+
+    This is not valid for an all-to-all.
+    """
     if collective.kind in GATHERING:
         inputs = max(1, collective.out_elements // n) if collective.out_elements else 0
         return inputs, inputs * n
@@ -140,10 +143,10 @@ def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
 
 
 def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
-    """Return how many elements each of n ranks sends to each other rank; row and column 0 belong to the recorded rank.
+    """Return how many elements each of n ranks sends to each other rank.
 
-    The recorded peers are combined into n - 1 bundles. Data that a rank keeps stays with it. The other ranks send and
-    receive as much as the recorded one.
+    Row and column 0 belong to the recorded rank. The recorded peers are combined into n - 1 bundles. Data that a rank
+    keeps stays with it. The other ranks send and receive as much as the recorded rank.
     """
     row, column = _spread(collective, n, recorded, collective.in_splits, collective.in_elements), ()
     column = _spread(collective, n, recorded, collective.out_splits, collective.out_elements)

@@ -1,7 +1,5 @@
 # pyright: strict
-"""Data types of collectives: which operation runs on how many elements in which group, and the result of its
-replay.
-"""
+"""Data types of collectives: which operation runs on how many elements in which group, and the result of its replay."""
 
 from __future__ import annotations
 
@@ -31,13 +29,14 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str
     """dtype name as in torch."""
     in_elements: int
-    """Number of input elements of this rank. For a broadcast, it is the number of elements that every rank has; for a
-    scatter, that of the root's input.
+    """Number of input elements of this rank.
+
+    For a broadcast, it is the number of elements that every rank has. For a scatter, it is that of the root's input.
     """
     out_elements: int
     """Output elements of this rank."""
     in_splits: tuple[int, ...] = ()
-    """Elements sent to each rank of the group in an all-to-all; empty if even or not recorded."""
+    """Elements sent to each rank of the group in an all-to-all. Empty if the split is even or not recorded."""
     out_splits: tuple[int, ...] = ()
     """Elements received from each rank."""
     parts: tuple[int, ...] = ()
@@ -66,14 +65,17 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def size_bytes(self) -> int:
-        """Return the message size as nccl-tests and hccl_test count it: for gathers, the data of all ranks together."""
+        """Return the message size as nccl-tests and hccl_test count it.
+
+        For gathers, it is the data of all ranks together.
+        """
         return size_elements(self) * self.itemsize
 
 
 def size_elements(collective: Collective) -> int:
     """Return the number of elements of the message, by the convention of nccl-tests (its PERFORMANCE.md).
 
-    For a gather or scatter, this is the larger one of input and output. For other kinds, it is the buffer of one rank.
+    For a gather or scatter, this is the larger of input and output. For other kinds, it is the buffer of one rank.
     """
     if collective.kind in GATHERING:
         return collective.out_elements
@@ -81,10 +83,11 @@ def size_elements(collective: Collective) -> int:
 
 
 def bus_factor(kind: Kind, ranks: int) -> float:
-    """Return bus bandwidth divided by algorithm bandwidth: the share of the message that must cross the slowest link.
+    """Return bus bandwidth divided by algorithm bandwidth.
 
-    According to nccl-tests' PERFORMANCE.md, it is 2(n-1)/n for all-reduce; (n-1)/n for reduce-scatter, all-gather,
-    all-to-all, gather and scatter; and 1 for broadcast, reduce and send/recv. A barrier moves nothing and has 0.
+    This is the share of the message that must cross the slowest link. According to nccl-tests' PERFORMANCE.md, it is
+    2(n-1)/n for all-reduce, and (n-1)/n for reduce-scatter, all-gather, all-to-all, gather and scatter. It is 1 for
+    broadcast, reduce and send/recv. A barrier moves nothing and has 0.
     """
     if kind == "barrier":
         return 0.0
@@ -101,7 +104,10 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     algorithm_gb_s: float
     """Message size divided by time."""
     bus_gb_s: float
-    """Algorithm bandwidth times `bus_factor`; comparable with the bandwidth of the links for any number of ranks."""
+    """Algorithm bandwidth times `bus_factor`.
+
+    It is comparable with the bandwidth of the links for any number of ranks.
+    """
 
 
 def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) -> Bandwidth | None:
@@ -113,9 +119,10 @@ def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) ->
 
 
 WaitBy = Literal["one clock", "shortest rank", ""]
-"""Method by which the wait for other ranks was separated from the time. "one clock": ranks on one host, by time stamps
-of its clock. "shortest rank": ranks on several hosts, by the rank with the shortest time, because that rank arrived
-last. "": the wait was not separated.
+"""Method by which the wait for other ranks was separated from the time.
+
+"one clock" is for ranks on one host and uses time stamps of its clock. "shortest rank" is for ranks on several hosts
+and uses the rank with the shortest time, because that rank arrived last. "" means that the wait was not separated.
 """
 
 
@@ -130,7 +137,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     elements: int
     """Elements of the message that ran, counted as by `size_elements`."""
     mapping: str = ""
-    """Effect of running on other ranks or fewer bytes than recorded; "" if it ran as recorded."""
+    """Effect of running on other ranks or with fewer bytes than recorded, or "" if it ran as recorded."""
     transfer_us: float | None = None
     """Median time from the arrival of the last rank to the end of the last rank."""
     wait_us: float | None = None

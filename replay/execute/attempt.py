@@ -1,8 +1,7 @@
 # pyright: strict
-"""Run one op from preparation to outcome. If the op raises an exception, the exception becomes the outcome's reason.
-Time limits are set elsewhere.
+"""Run one op from preparation to outcome. If the op raises an exception, the outcome's reason describes it.
 
-If requested, an op that exceeds its memory budget is retried in a smaller size.
+If requested, an op that exceeds its memory budget is retried in a smaller size. Time limits are set elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from opreplay.replay.results.records import Agreement, Fidelity
 from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
 
 LISTED = 8
-"""Maximum number of listed kernel names that only one of the two profiles (recording, replay) has."""
+"""Maximum number of kernel names to list that are in only one of the two profiles (recording, replay)."""
 
 
 def attempt(
@@ -100,7 +99,7 @@ def _is_slow(measured: Measurement, options: MeasureOptions) -> bool:
 
 
 def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
-    """Add a hint to the reason of a failed call if random integers in `drawn` may be the cause."""
+    """Add a hint to the reason of a failed call if the random integers in the tensors `drawn` may be the cause."""
     if reason.kind != "failed" or not drawn:
         return reason
     hint = f"{', '.join(drawn)}: random integers; if the op needs other values, write an initializer"

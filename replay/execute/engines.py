@@ -111,13 +111,17 @@ def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
 
 
 def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None) -> WorkerConfig:
-    """Return the configuration of a worker; `recency` has the reuse distances of the step, to restore its caches."""
+    """Return the configuration of a worker. `recency` has the reuse distances that are needed to restore the step's
+    caches.
+    """
     memory_bytes = options.max_op_bytes or environment.default_op_bytes()
     return WorkerConfig(options=options, memory_bytes=memory_bytes, recency=recency or {})
 
 
 def _end_of(options: RunOptions) -> float:
-    """Return the monotonic time at which the run stops the current op; an op of normal length can finish before."""
+    """Return the monotonic time at which the run stops the current op. It leaves time for an op of normal length to
+    finish.
+    """
     return inf if options.total_time_s is None else monotonic() + options.total_time_s + max(1.0, 5 * options.op_time_s)
 
 

@@ -1,5 +1,8 @@
 # pyright: strict
-"""The measuring loop: take samples, summarize them, and decide on warnings. Other modules handle devices and clocks."""
+"""The measuring loop: take samples, summarize them, and decide on warnings.
+
+Other modules handle devices and clocks.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +26,32 @@ from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
 
 SAMPLE_US = 500.0
-"""Target duration of a sample: a thousand times the resolution of common clocks, and short enough for 400 samples per
-op.
+"""Target duration of a sample. It is a thousand times the resolution of common clocks, and short enough for 400 samples
+per op.
 """
 NOISY_IQR = 0.10
 """A ratio of interquartile range to median above this causes a warning."""
 RESOLUTION_SHARE = 0.01
 """Samples shorter than the clock's resolution divided by this share cause a warning."""
 ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
-"""If a call takes longer than `ONCE_S` and `ONCE_PER_OP_TIME` · `op_time_s`, the warm-up calls serve as the samples."""
+"""Limits above which the warm-up calls serve as the samples. A call must take longer than both `ONCE_S` and
+`ONCE_PER_OP_TIME` · `op_time_s`.
+"""
 WAITED_SHARE = 0.1
-"""A slow op causes a warning if its thread waited for a processor for more than this share of the time."""
+"""Share of the time that the thread of a slow op waits for a processor. A larger share causes a warning."""
 LEFT_SHARE = 0.8
 """Share of the op's remaining time limit that sampling may use."""
 COPIES = 32
 """Maximum number of copies of the arguments that cold samples alternate between."""
 FEW_BYTES, NEAR_BYTES = 512, 1 << 20
-"""Sizes for measuring an op in consecutive calls: at most FEW_BYTES of arguments, and a reuse distance of its code of
-at most NEAR_BYTES.
+"""Maximum sizes for measuring an op in consecutive calls: FEW_BYTES for its arguments, NEAR_BYTES for the reuse
+distance of its code.
 
 At this distance, the code is in a private cache. Fetching the eight cache lines of the arguments takes about 0.1 us per
 line. In contrast, a 1 us call that is timed alone measures 3 to 6 us (scalars of AdamW, a busy machine).
 """
 COLD_FOOTPRINT = 2.0
-"""If arguments and copies have this many times the size of the last-level cache, they evict each other."""
+"""Size of arguments and copies, as a multiple of the last-level cache, from which they evict each other."""
 
 
 def measure(
@@ -60,7 +65,7 @@ def measure(
     """Time `prepared.call` until the median is precise enough or the time is used up.
 
     With `visits`, use one round's share of the time, and include samples of earlier rounds. `recency` has the recorded
-    step's reuse distances; they are needed to restore the state of the caches.
+    step's reuse distances, which are needed to restore the state of the caches.
 
     Slow ops get six samples if more would take over about three times `op_time_s`. For very slow ops, all warm-up calls
     except the first count as samples. If the op's time limit leaves no time for a second call, the first call is the
@@ -121,7 +126,7 @@ def _of_visits(
     host_us: float | None,
     capture_warnings: Sequence[MeasureWarning],
 ) -> Measurement:
-    """Return the measurement from the samples of all rounds; `host_us` is the host's time to launch a call."""
+    """Return the measurement from the samples of all rounds. `host_us` is the host's time to launch a call."""
     samples = [sample for visit in visits for sample in visit.samples]
     in_order = [sample.took_us for sample in samples]
     resolution_us = executor.clock.resolution_us
@@ -169,12 +174,13 @@ def calls_per_sample(call_us: float, limit: int) -> int:
 def _plan(
     executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions, recency: Recency | None
 ) -> SamplePlan:
-    """Plan samples whose arguments are in the requested cache state.
+    """Plan samples with arguments in the requested cache state.
 
-    Cold: arguments that fill the last-level cache twice evict each other; smaller arguments alternate with copies. If
-    even the copies do not fill the cache twice, it is flushed before each sample, and a sample uses each copy once.
+    Cold: arguments that fill the last-level cache twice evict each other, and smaller arguments alternate with copies.
+    If even the copies do not fill the cache twice, it is flushed before each sample, and a sample uses each copy once.
+
     Step: a sample is one call after the memory accesses of the step. Ops with few bytes of arguments are measured in
-    consecutive calls, since fetching the arguments takes less time than the timing error.
+    consecutive calls, because fetching the arguments takes less time than the timing error.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = _warm_plan(executor, prepared, calls)
@@ -195,12 +201,14 @@ def _plan(
 
 
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
-    """Plan samples whose calls find their arguments in the caches, as the previous call left them.
+    """Plan samples with calls that find their arguments in the caches, as the previous call left them.
 
-    A reset evicts arguments, so resets happen only after `max_calls` calls, unless the op's time depends on the values;
-    arguments that fit into the cache are read again after a reset. An untimed call precedes each sample of several
-    calls, and counts toward `max_calls`. Before a sample of one call, an untimed call would change the timed values; it
-    is made only if the arguments do not fit into the cache, since the op may use only part of them.
+    A reset evicts arguments. Therefore resets happen only after `max_calls` calls, unless the op's time depends on the
+    values. Arguments that fit into the cache are read again after a reset.
+
+    An untimed call precedes each sample of several calls, and counts toward `max_calls`. Before a sample of one call,
+    an untimed call would change the timed values. It is made only if the arguments do not fit into the cache, because
+    the op may use only part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls
@@ -218,7 +226,10 @@ def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan
 
 
 def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[MeasureWarning]]:
-    """Capture the plan's sample as a graph. If that fails, return the unchanged plan with a warning."""
+    """Capture the plan's sample as a graph. If that fails, return the unchanged plan with a warning.
+
+    If the device does not support graphs, return the unchanged plan without a warning.
+    """
     calls = [plan.calls[i % len(plan.calls)] for i in range(plan.count)]
     try:
         graph = executor.capture(calls)
@@ -233,9 +244,11 @@ def against_gauge(
     """Return the measurement with its time relative to the reference workloads.
 
     Samples (us per call) and readings are in time order. A sample is divided by the (n + 1)th root of the product of
-    its n readings, because other programs on the same core or memory bus slow down ops less than the reference
-    workloads, which only compute or only move data. With both workloads, the divisor is their geometric mean to the
-    power of 2/3. This result varies least: 5 % from run to run on a shared machine where medians vary by 12 % and plain
+    its n readings. With both workloads, this is their geometric mean to the power of 2/3. Full readings would divide by
+    too much: other programs on the same core or memory bus slow down ops less than the workloads, which only compute or
+    only move data.
+
+    This result varies least. On a shared machine, it varies by 5 % from run to run, medians by 12 %, and plain
     quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
     """
     relative = [
@@ -305,8 +318,10 @@ def scale_to_whole_op(measurement: Measurement, part: float) -> Measurement:
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """Return warnings about the machine. `gauge_us` has the median reading of the reference workload in each half of
-    the samples. `best_us` is the lowest reading of the run.
+    """Return warnings about the machine.
+
+    `gauge_us` has the median reading of the reference workload in each half of the samples. `best_us` is the lowest
+    reading of the run.
     """
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):
@@ -324,8 +339,9 @@ def _cache_warnings(executor: Executor, plan: SamplePlan) -> list[MeasureWarning
 
 
 def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarning]:
-    """Return a warning if launching takes the host longer than the device computes: a model would not see this device
-    time.
+    """Return a warning if launching takes the host longer than the device computes.
+
+    In a model, this device time would not be visible.
     """
     if host_us is None or host_us <= device_us:
         return []
@@ -333,9 +349,11 @@ def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarni
 
 
 SETTLED = 0.75
-"""Two consecutive call times count as similar if the shorter is at least this share of the longer."""
+"""Minimum ratio of the shorter to the longer of two consecutive call times to count as similar."""
 SECOND_SHARE = 0.9
-"""A second call is made if two calls as long as the first take at most this share of the op's time limit."""
+"""Maximum share of the op's time limit that two calls may take for a second call to be made. Both are assumed to be as
+long as the first.
+"""
 SETTLING_SHARE = 1.0 / 3.0
 """Share of the op's time limit after which warm-up stops waiting for stable times."""
 
@@ -356,7 +374,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled_us(self) -> tuple[float, ...]:
-        """Times of the calls since the times became similar, without the first call unless it is the only one."""
+        """Times of the calls since the times became similar. The first call counts only if there is no other."""
         return self.took_us[self._settled_from :] or self.took_us
 
     @property

@@ -65,7 +65,9 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the collective among the step's distinct collectives."""
     share: Share
     at: int
-    """Index of the call before which the collective starts. If it starts after all calls, it is the number of calls."""
+    """Index of the call before which the collective starts. It is the number of calls if the collective starts after
+    all of them.
+    """
     wait: int
     at_once: bool
     """Whether the collective is waited for right after its start."""

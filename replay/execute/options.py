@@ -17,10 +17,12 @@ from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import UsageError
 
 LIMIT_S = 60.0
-"""Wall time, in seconds, of one op with set-up, after which its process is killed; more if `op_time_s` is long."""
+"""Wall time, in seconds, after which the process of an op is killed. It includes set-up, and is longer if `op_time_s`
+is long.
+"""
 LIMIT_PER_OP_TIME = 30.0
 SHARE = 0.25
-"""Maximum share of a run's time that one op may take, so that a hanging op does not use all of it."""
+"""Maximum share of a run's time that one op may take. A hanging op can therefore not use all of it."""
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +33,7 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_ci: float = 0.02
     """Stop when the 95 % interval of the median is within ± this share of the median."""
     min_share: float = 0.25
-    """Minimum share of `op_time_s` to measure, since a machine may be fast or slow for some milliseconds."""
+    """Minimum share of `op_time_s` to measure. A machine may be fast or slow for some milliseconds."""
     min_samples: int = 8
     max_samples: int = 400
     warmup_calls: int = 2
@@ -42,14 +44,14 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float | None = None
     """Time limit of one op, in seconds. None stands for a minute or thirty times `op_time_s`, whichever is more.
 
-    Warm-up ends earlier, even if the times of its calls still vary.
+    Warm-up ends before this limit, even if the times of its calls still vary.
     """
     cache: RunCache = "cold"
     """Cache state at the start of a call.
 
-    warm: one set of arguments is reused. cold: arguments are not in the caches, because copies alternate or caches are
-    flushed before each sample. step: before each call, other memory is accessed as in the recorded step. With step, ops
-    outside the step are measured cold.
+    "warm": one set of arguments is reused. "cold": arguments are not in the caches, because copies alternate or caches
+    are flushed before each sample. "step": before each call, other memory is accessed as in the recorded step. With
+    "step", ops outside the step are measured cold.
     """
     cuda_graph: bool = False
     """Whether to capture ops as a graph if launching takes the host longer than the device computes."""
@@ -79,11 +81,10 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     over_budget: Literal["shrink", "skip"] = "shrink"
     """What to do with an op over the memory limit: run it on fewer rows or slices if possible, or skip it."""
     visits: int | None = None
-    """Number of rounds in which each op is measured, some seconds apart; the rounds share `op_time_s`. Several rounds
-    are possible only on a CPU, one op at a time.
+    """Number of rounds in which each op is measured, some seconds apart. The rounds share `op_time_s`.
 
-    None stands for eight rounds on a busy machine, where several rounds reveal smaller changes, and for one round
-    otherwise.
+    Several rounds are possible only on a CPU, one op at a time. None stands for eight rounds on a busy machine, where
+    several rounds reveal smaller changes, and for one round otherwise.
     """
     total_time_s: float | None = None
     """Wall time of the whole run, after which the remaining ops are skipped."""
@@ -92,8 +93,9 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     threads: int | None = None
     """torch threads on the CPU; None for torch's default, or fewer if CPUs are busy."""
     isolation: Literal["process", "none"] | None = None
-    """Whether to run ops in worker processes or in this process. None stands for workers, except for a single op
-    measured from Python.
+    """Whether to run ops in worker processes or in this process.
+
+    None stands for workers, except for a single op measured from Python.
     """
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
@@ -109,8 +111,9 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     check_work: bool = False
     """Whether to count the work that argument values cause."""
     lanes: int = 1
-    """Number of ops measured at the same time, each in its own process. On the CPU, each process gets a share of the
-    processors.
+    """Number of ops measured at the same time, each in its own process.
+
+    On the CPU, each process gets a share of the processors.
     """
     shared_device: bool = False
     """Whether several workers may use one accelerator."""
@@ -150,7 +153,9 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
         return min(limit_s, max(SHARE * self.total_time_s, 1.0, 5 * self.op_time_s))
 
     def late(self, limit_s: float) -> Reason:
-        """Return why an op was stopped after `limit_s`: the op's own limit, or its share of the run's time."""
+        """Return why an op was stopped after `limit_s`. The reason is the op's own limit, or its share of the run's
+        time.
+        """
         if self.total_time_s is not None and limit_s < MeasureOptions.hard_limit_s(self):
             return Reason("out of time", f"{SHARE_TAKEN} {limit_s:g} s, its share of the run's time (--set total_time)")
         return Reason("budget", f"time: no result after {limit_s:g} s (--set op_limit)")
@@ -188,11 +193,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     memory_bytes: int
     """Memory limit per op in bytes; see `RunOptions.max_op_bytes`."""
     keep_freed: bool = True
-    """Whether the C library keeps freed memory for the next call. It is False in a sequence, where memory should be
-    managed as in a model.
+    """Whether the C library keeps freed memory for the next call.
+
+    It is False in a sequence, where memory should be managed as in a model.
     """
     recency: dict[str, Recency] = {}
-    """Op id → the op's reuse distances in the recorded step. They are needed to restore the caches of the step."""
+    """Reuse distances of each op in the recorded step, by op id. They are needed to restore the caches of the step."""
     cpus: tuple[int, ...] = ()
     """Processors of this worker; empty for all available ones."""
 
@@ -206,8 +212,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))
 
     def with_chosen_threads(self, facts: Mapping[str, object]) -> WorkerConfig:
-        """Return the configuration with the thread count that the run's first process chose (in its `facts`), for the
-        next process.
+        """Return the configuration for the next process, with the thread count that the run's first process chose.
+
+        `facts` are those of the first process.
         """
         threads = facts.get("threads")
         return self.having(threads=threads) if isinstance(threads, int) else self

@@ -1,7 +1,7 @@
 # pyright: strict
 """Take samples of one op together with reference workloads, and repeat interrupted samples.
 
-This module decides when there are enough samples; `measure` summarizes them.
+This module decides when there are enough samples. `measure` summarizes them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     rewarm: Callable[[], Any] | None = None
     """An untimed call before each sample, so that the sample finds warm caches."""
     touch: Callable[[], Any] | None = None
-    """Called after each reset to read the arguments again, which the reset evicted from the caches."""
+    """Called after each reset to read the arguments again. The reset evicted them from the caches."""
     calls_between_resets: int = 0
     """Number of calls between resets, including `rewarm`; 0 resets after each sample."""
     cache: RunCache
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     waited_us: float
     """Time during which the thread waited for a processor, per call."""
     gauge_us: tuple[float, ...]
-    """Reference workloads: means of the readings before and after the sample; empty without such workloads."""
+    """Times of the reference workloads: means of the readings before and after the sample. Empty without workloads."""
 
 
 class Samples:
@@ -84,9 +84,9 @@ class Samples:
     def chosen(self, *, enough: int, one_thread: bool) -> tuple[list[Sample], list[MeasureWarning]]:
         """Return the samples that count, in order, and warnings about them.
 
-        If at least `enough` samples are uninterrupted, only these count. Otherwise, all samples count. For a single
-        thread, the time for which it waited for a processor is then subtracted. For several threads, times stay
-        unchanged, because their waits overlap.
+        If at least `enough` samples are uninterrupted, only these count. Otherwise, all samples count. In that case, a
+        single thread's waits for a processor are subtracted. Times of several threads stay unchanged, because their
+        waits overlap.
         """
         if len(self.clean) >= enough or not self.interrupted:
             return self.clean, []
@@ -163,7 +163,7 @@ def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
 
 
 def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = False) -> tuple[float, ...]:
-    """Read the reference workloads, then bring the caches into the state that a sample requires; return the reading."""
+    """Read the reference workloads, then bring the caches into the state that a sample requires. Return the reading."""
     reading = _read(executor, plan)
     if is_reset and plan.touch is not None:
         plan.touch()
@@ -173,8 +173,9 @@ def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = F
 
 
 def _read(executor: Executor, plan: SamplePlan) -> tuple[float, ...]:
-    """Read the reference workloads, in µs. The memory workload flushes caches, so it is skipped if they should stay
-    warm.
+    """Read the reference workloads, in µs.
+
+    The memory workload flushes caches, so it is skipped if they should stay warm.
     """
     if executor.gauge is None:
         return ()

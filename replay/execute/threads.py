@@ -1,5 +1,5 @@
 # pyright: strict
-"""Thread count for ops on a shared CPU: chosen at the start, and checked again from an op's samples."""
+"""Thread count for ops on a shared CPU. It is chosen at the start, and checked again from an op's samples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.step.recency import Recency
 
 FAR_ABOVE = 3.0
-"""A ratio of median to lowest decile above this indicates threads that wait for each other."""
+"""Ratio of median to lowest decile of an op's times above which its threads are taken to wait for each other."""
 WAITED_SHARE = 0.2
-"""If threads waited for processors for more than this share of the measuring time, in total, the waits have slowed the
-op.
+"""Share of the measuring time that all threads together waited for processors. Above it, the waits have
+slowed the op.
 """
 ALONE_SHARE = 0.5
-"""An op is measured again with one thread if at least this share of its time limit is left."""
+"""Minimum share of an op's time limit that must be left to measure the op again with one thread."""
 
 
 def fitting_threads(wanted: int, idle: float | None) -> int:
-    """Return `wanted`, halved until enough processors are idle for the threads; at least 1.
+    """Return `wanted`, halved until enough processors are idle for the threads, but at least 1.
 
-    The count is only ever halved. Two runs on a machine with similar load therefore get the same number.
+    Other counts are never returned. Two runs on a machine with similar load therefore get the same number.
     """
     threads = max(1, wanted)
     while idle is not None and threads > 1 and idle < IDLE_SHARE * threads:
@@ -48,8 +48,7 @@ def measure_on_idle(
 ) -> Measurement:
     """Measure an op. If several threads waited for processors, repeat with one thread and return the shorter result.
 
-    A warning in the measurement reports the waits, even if there was no time to repeat or the repetition was not
-    shorter.
+    A warning in the measurement reports the waits, even without a repetition or with a longer one.
     """
     clock, threads = executor.clock, executor.threads
     if threads is None or threads < 2:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Measure an op in several rounds, far apart in a run: the time of each round, and the combined result.
+"""Measure an op in several rounds, far apart in a run. Has the time of each round, and the combined result.
 
 A busy machine is slow for a while, and some ops suffer more than others. Rounds that are far apart see several of these
 states. The spread between rounds gives the error of their mean. It also shows how closely the op follows the reference
@@ -27,7 +27,7 @@ In the same time as three rounds, eight rounds reveal a third more of the ops th
 (`benchmarks/compare_power.py --load 4 --visits 8`).
 """
 FEWEST_SAMPLES = 6
-"""Minimum number of samples of an op, however long they take: the interval of the median needs six."""
+"""Minimum number of samples of an op, however long they take. The interval of the median needs six."""
 FEWEST = 3
 """Minimum number of samples in a round."""
 
@@ -44,7 +44,9 @@ WHOLE = Visit()
 
 
 def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
-    """Return the number of rounds per op: `asked` if set, otherwise from the executor's facts about idle processors."""
+    """Return the number of rounds per op: `asked` if set, otherwise a number chosen from the executor's facts on idle
+    processors.
+    """
     if asked is not None:
         return asked
     return BUSY if is_busy(facts) else 1
@@ -90,14 +92,15 @@ class Visits:
     def _min_samples(self, all_visits: int) -> int:
         """Return the minimum number of samples of the next round.
 
-        The first round takes as many as all rounds together, because the run may decide that it stays the only one.
+        The first round takes as many as all rounds together, because the run may decide that no other round follows.
         """
         return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._visits else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Return the number of samples that the next round takes at least, however long they take.
+        """Return the minimum number of samples of the next round, however long they take.
 
-        They complete the samples of earlier rounds with these threads and this cache state to `FEWEST_SAMPLES`.
+        Together with the samples of earlier rounds with these threads and this cache state, there are then
+        `FEWEST_SAMPLES`.
         """
         same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Writes standalone bundles: selected ops of a plan with one script that replays them wherever torch is installed."""
+"""Writes standalone bundles. A bundle has selected ops of a plan and one script, which replays them wherever torch is
+installed.
+"""
 
 from opreplay.replay.export.bundle import Bundle, LeftOut, make_bundle
 from opreplay.replay.export.files import check_target, write_bundle

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Builds the plan for a bundle, with the ops that a script can replay with torch alone.
+"""Builds the plan for a bundle from the ops that a script can replay with torch alone.
 
 This module selects these ops and removes everything that names the model; `files` writes the files.
 """
@@ -31,7 +31,7 @@ from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
 BUNDLE_VERSION = 1
-"""Version of the data in ops.json that the script reads besides the plan. 1: first version."""
+"""Version of the data that ops.json has besides the plan and that the script reads. 1: first version."""
 SOURCE = "bundle"
 """Name that replaces the trace's name in the plan."""
 
@@ -45,7 +45,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_public(self) -> bool:
-        """Whether the name belongs to an op in a published library, so that it reveals nothing about the model."""
+        """Whether the name belongs to an op in a published library. Such a name reveals nothing about the model."""
         parts = split_name(self.name)
         return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARY_OF.keys())
 
@@ -55,16 +55,17 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: ReplayPlan
     inputs: dict[str, dict[str, list[Spec | None] | int]]
-    """Op id → argument → a description of the contents of each tensor of the argument. The key "*" in place of an
-    argument has the minimum number of elements in the memory of the op's first tensor.
+    """Op id → argument → a description of the contents of each tensor of the argument.
+
+    The key "*" takes the place of an argument for one number: the minimum number of elements in the memory of the op's
+    first tensor.
     """
     instead: dict[str, dict[str, Any]]
     """Op id → an equivalent op with its inputs, for devices that have no kernel for the recorded op."""
     left_out: tuple[LeftOut, ...]
     keeps_names: bool
     executors: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict[str, dict[str, Any]])
-    """Op id → function in a plugin's file that runs the op: file, name and line, and whether the function takes lists.
-    """
+    """Op id → the function in a plugin's file that runs the op: its file, name and line, and whether it takes lists."""
     files: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
     """Plugin files by name."""
     namespaces: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -97,11 +98,11 @@ def make_bundle(
     keep_names: bool = False,
     plugins: Sequence[str] = (),
 ) -> Bundle:
-    """Return the ops of a plan that a script can replay with torch alone, and the other ops with reasons.
+    """Return the ops of a plan that a script can replay with torch alone, and the other ops with the reasons.
 
     Without `keep_names`, nothing that names the model, its files, its machine or its kernels is kept. `plugins` may be
-    .py files. Ops that an executor in such a file runs, or that the file defines with torch.library, are then included,
-    together with the file.
+    .py files. The bundle then also includes such a file and two kinds of ops: those that an executor in the file runs,
+    and those that the file defines with torch.library.
     """
     plugin_files = {str(file.resolve()): str(file) for name in plugins for file in _python_files(Path(name))}
     executors: dict[str, dict[str, Any]] = {}
@@ -165,7 +166,7 @@ def _python_files(plugin: Path) -> list[Path]:
 
 
 def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
-    """Return the data that a script needs to run an op with a plugin's function, and the plugin's file. Raises
+    """Return (data that a script needs to run an op with a plugin's function, the plugin's file). Raises
     NotReplayable.
     """
     entry = EXECUTORS.find(op.called)
@@ -183,8 +184,8 @@ def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[st
 def _prepared(
     op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, from_plugin: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
-    """Return the op for the bundle, its inputs, and another call for devices that have no kernel for the op. Raises
-    NotReplayable.
+    """Return (the op for the bundle, its inputs, another call for devices that have no kernel for the op or None).
+    Raises NotReplayable.
     """
     find_overload(op, policy)
     if legacy_form(op.name, op.overload) is not None:
@@ -221,9 +222,9 @@ def _prepared(
 
 
 def _without_names(op: ReplayOp) -> ReplayOp:
-    """Return the op without kernels, texts of other tools and notes, because all of these may name parts of the model.
+    """Return the op without kernels, texts of other tools and notes. All of these may name parts of the model.
 
-    If the op is replayed as another op, it gets that op's name, because its own may belong to a private library.
+    If the op is replayed as another op, it gets that op's name. Its own name may belong to a private library.
     """
     name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
     recorded = msgspec.structs.replace(op.recorded, kernels=())

@@ -1,7 +1,7 @@
 # pyright: strict
 """Writes one step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads.
 
-From a plan, each node is a call that waits for the previous one (`data_deps`), so that recorded overlap is lost. From a
+From a plan, each call becomes a node that waits for the previous one (`data_deps`), so recorded overlap is lost. From a
 trace with a device, `timeline.exported` creates the nodes. Messages and field numbers are those of
 `traces.dialects.chakra`. Arguments have the form of an ExecutionTrace, so that opreplay reads the file like one.
 """
@@ -80,16 +80,17 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True):
 
     step_us: float
     beyond_us: float
-    """Time by which the nodes exceed the step. They exceed it because they begin with work of the previous step, and
-    because a thread may continue after the step.
+    """Time by which the nodes together are longer than the step.
+
+    There are two causes: the nodes begin with work of the previous step, and a thread may continue after the step.
     """
 
 
 def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
     """Return a plan's step as a trace in which calls run one after the other.
 
-    `times` (op id → µs per call) replaces the recorded times. Raises UsageError for a plan without the order of its
-    calls.
+    `times` (op id → µs per call) replaces the recorded times. Raises UsageError if the plan does not have the order of
+    its calls.
     """
     step = plan.sequence
     if step is None:
@@ -262,8 +263,8 @@ _UINT64 = frozenset({"tensor_size"})
 
 
 def _attribute(name: str, value: bool | int | float | str, *, of: int = 10) -> bytes:
-    """Encode an `AttributeProto` as field `of` (10 in a node, 2 in the metadata), with the type that ASTRA-sim's feeder
-    reads.
+    """Encode an `AttributeProto` with the type that ASTRA-sim's feeder reads. `of` is its field number: 10 in a node, 2
+    in the metadata.
     """
     number = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 3 if isinstance(value, float) else 9
     if name in _UINT64:
@@ -304,8 +305,8 @@ def _next(memories: Iterator[int], meta: TensorMeta | None) -> int:
 def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
     """Return (value, shape, type, strides) of a tensor in the form of an ExecutionTrace.
 
-    The value is [tensor, storage, offset, elements, bytes per element, device]. Tensor and storage are memory numbers
-    from 1; 0 means unknown.
+    The value is [tensor, storage, offset, elements, bytes per element, device]. Tensor and storage are memory numbers,
+    which count from 1; 0 means unknown.
     """
     if meta is None:
         return "<None>", [], "None", []

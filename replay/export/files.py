@@ -23,7 +23,7 @@ SHOWN = 200
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raise UsageError if the bundle may not be written because the archive exists or the folder is not empty."""
+    """Raise UsageError if the bundle may not be written, because the archive exists or the folder is not empty."""
     hint = "Name another file or folder, or overwrite the bundle's files with --force."
     if not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}", hint="Name a file or folder in an existing folder.")
@@ -106,8 +106,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
-    """Return one line for each pair of op name and reason among the ops that were left out of the bundle. `private`
-    hides names that may reveal the model.
+    """Return one line for each pair of op name and reason among the ops left out of the bundle. With `private`, names
+    that may reveal the model are hidden.
     """
     groups: Counter[tuple[str, str]] = Counter()
     for op in bundle.left_out:

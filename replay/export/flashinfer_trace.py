@@ -1,9 +1,9 @@
 # pyright: strict
 """Writes ops as FlashInfer-Trace definitions and workloads.
 
-A definition covers the calls of one op with the same dtypes and numbers of dimensions; each of these calls is a
-workload. This module determines which calls share a definition, the axes of a definition, and which inputs are stored.
-`resolve.written.flashinfer_trace` defines the file format and reads it.
+A definition stands for all calls of one op with the same dtypes and numbers of dimensions. Each of these calls is a
+workload. This module determines which calls share a definition, which axes a definition has, and which inputs are
+stored. `resolve.written.flashinfer_trace` defines the file format and reads it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 MOST_STORED_BYTES = 16 << 20
 """Maximum bytes of stored integers per call; larger ones stay random."""
 MOST_TENSORS = 64
-"""Maximum number of tensors per call. A call with more has a list in which tensors have no meaningful names."""
+"""Maximum number of tensors per call. If a call has more, they are in a list and have no meaningful names."""
 _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 
 
@@ -72,14 +72,14 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     without_reference: tuple[str, ...]
     """Ops for which `run` in the definition raises NotImplementedError."""
     unstored: int
-    """Number of calls whose indices stay random, because their initializer fails or needs too much memory."""
+    """Number of calls whose indices stay random. Their initializer fails or needs too much memory."""
     left_out: tuple[LeftOut, ...]
     device_us: float
     """Recorded device time of all ops of the plan."""
 
     @property
     def covered_share(self) -> float:
-        """Fraction of the ops' device time that definitions cover. 1 if no device time was recorded."""
+        """Fraction of the ops' device time that definitions cover. The result is 1 if no device time was recorded."""
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
 
@@ -125,7 +125,9 @@ class _NotExpressible(Exception):
 
 
 def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, memory_bytes: int) -> Exported:
-    """Return the exported files of a plan; `memory_bytes` limits the memory for generating the indices of one call."""
+    """Return the exported files of a plan. `memory_bytes` limits the memory that generating the indices of one call may
+    take.
+    """
     families: dict[bytes, list[_Form]] = {}
     left_out: list[LeftOut] = []
     for op in plan.ops:
@@ -165,7 +167,9 @@ def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, mem
 
 
 def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
-    """Write the files. Raises UsageError if a file cannot be written or the folder contains files of another export."""
+    """Write the files. Raises UsageError if a file cannot be written, or if the folder contains files of another
+    export.
+    """
     for file in (path for part in ("definitions", "workloads") for path in (folder / part).rglob("*.json*")):
         if file.relative_to(folder).as_posix() not in exported.files:
             raise UsageError(
@@ -184,7 +188,7 @@ def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
 
 
 def left_out_lines(exported: Exported) -> list[str]:
-    """Return one line for each op name and reason among the ops that are left out, most device time first."""
+    """Return one line for each pair of op name and reason among the ops that are left out, most device time first."""
     totals: dict[tuple[str, str], list[float]] = {}
     for op in exported.left_out:
         sums = totals.setdefault((op.name, op.reason), [0, 0.0])
@@ -219,7 +223,9 @@ def _form(op: ReplayOp) -> _Form:
 def _argument(
     arg: ReplayArg, names: _Names, metas: dict[str, TensorMeta], numbers: dict[str, bool | int | float]
 ) -> Argument:
-    """Return the argument with its tensors and number moved to `metas` and `numbers`, under unique names."""
+    """Return the argument without its tensors and number. They are moved to `metas` and `numbers`, under
+    unique names.
+    """
     name = f"{arg.name}_" if keyword.iskeyword(arg.name) or not arg.name.isidentifier() else arg.name
     if isinstance(arg.value, bool | int | float) and not arg.tensors:
         numbers[names.take(name)] = arg.value
@@ -237,7 +243,9 @@ def _argument(
 
 
 def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
-    """Yield (name, metadata) of what `run` returns: the results, or the written arguments if there are no results."""
+    """Yield (name, metadata) of each tensor that `run` returns. These are the op's results, or, if it has none, the
+    arguments that it writes.
+    """
     results = [meta for meta in op.outputs or () if meta is not None]
     if op.outputs:
         for i, meta in enumerate(results):
@@ -249,7 +257,7 @@ def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
 
 
 def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool]:
-    """Return the definition of calls with the same key, and whether its reference code computes the op."""
+    """Return (definition of calls with the same key, whether the reference code in it computes the op)."""
     first = forms[0]
     op = first.op
     axes, inputs, outputs = _axes(forms)
@@ -285,7 +293,7 @@ def _given(argument: Argument) -> str:
 
 
 def _axes(forms: Sequence[_Form]) -> tuple[dict[str, Axis], dict[str, Spec], dict[str, Spec]]:
-    """Return axes, inputs and outputs; dimensions whose sizes are equal in every call are one axis."""
+    """Return axes, inputs and outputs. Dimensions whose sizes are equal in each of the calls become one axis."""
     names = _Names()
     axis_by_sizes: dict[tuple[int, ...], str] = {}
     axes: dict[str, Axis] = {}
@@ -344,9 +352,9 @@ def _layout(meta: TensorMeta) -> Layout | None:
 
 
 def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
-    """Return the integer tensors of a call, filled by the op's initializer, by input name.
+    """Return the integer tensors of a call by input name, filled by the op's initializer.
 
-    {} if the call has no integers or the op has no initializer. None if the initializer fails or needs too much memory.
+    {} if the call has no integers, or the op no initializer. None if the initializer fails or needs too much memory.
     Floating-point tensors stay on the meta device unless the initializer needs them.
     """
     op = form.op
@@ -384,7 +392,9 @@ def _is_integer(meta: TensorMeta) -> bool:
 
 
 def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
-    """Allocate the arguments without shared memory; with `on_meta`, floating-point tensors stay on the meta device."""
+    """Allocate the arguments, each in its own memory. With `on_meta`, floating-point tensors stay on the meta
+    device.
+    """
     apart = tuple(
         msgspec.structs.replace(
             arg, tensors=tuple(meta and msgspec.structs.replace(meta, storage=None) for meta in arg.tensors)

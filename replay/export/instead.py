@@ -1,7 +1,7 @@
-"""Finds the op that an equivalent calls, so that it can be replayed with torch alone.
+"""Finds the op that an equivalent calls, so that the op can be replayed with torch alone.
 
-An equivalent is a portable replacement of a recorded op. It is called on meta tensors while calls of its declared op
-are recorded. `opreplay.replay.ops.aten` defines which ops have an equivalent.
+An equivalent is a portable replacement of a recorded op. Its function runs on meta tensors, while the calls of the op
+that it declares are recorded. `opreplay.replay.ops.aten` defines which ops have an equivalent.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
 def called_instead(op: ReplayOp) -> ReplayOp | None:
-    """Return the call that the op's equivalent makes, as an op with the same id.
+    """Return the call that the op's equivalent makes, as an op with the same id. None unless the equivalent calls its
+    declared op exactly once.
 
-    None unless the equivalent calls its declared op exactly once. Tensors that the equivalent derives, such as
-    transposed views, are described by their own shape and strides.
+    The equivalent may derive tensors from the arguments, such as transposed views. Their own shape and strides describe
+    them.
     """
     equivalent = equivalent_of(op)
     if equivalent is None or not equivalent.via.startswith("aten::") or " " in equivalent.via:
@@ -49,7 +50,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
 
 
 class _Watch(TorchFunctionMode):
-    """Records the calls of one op, whether made through torch.ops or through torch's function of the same name."""
+    """Records the calls of one op. They are made through torch.ops, or through torch's function of the same name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

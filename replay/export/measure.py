@@ -32,9 +32,11 @@ from opreplay.replay.resolve.policy import Policy
 NAMESPACES = frozenset({"aten", "npu"})
 """Namespaces of the ops that the file may call: torch's, and torch_npu's."""
 SETUP_S = measure_script.SETUP_S
-"""Seconds that a call takes besides its samples: to create its arguments and for its first run."""
+"""Seconds that a call takes besides its samples. They are needed to create its arguments and to run it the
+first time.
+"""
 FLUSH_S = 1e-3
-"""Approximate seconds for clearing the caches, i.e. for writing twice the size of the L2 cache."""
+"""Approximate seconds for clearing the caches. To clear them, twice the size of the L2 cache is written."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +107,8 @@ def encode_call(timed: Timed, registry: Registry, *, seed: int, memory_bytes: in
 
 
 def _by_name(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mark arguments after the leading tensors as passed by name, because releases of torch_npu differ in
-    their order.
+    """Mark the arguments after the leading tensors as passed by name. Releases of torch_npu have them in different
+    orders.
     """
     first = next((place for place, arg in enumerate(args) if not arg["type"].startswith("Tensor")), len(args))
     return [{**arg, "keyword_only": arg.get("keyword_only", False) or place >= first} for place, arg in enumerate(args)]

@@ -1,12 +1,12 @@
 """Measures the calls below on an NPU and writes their times to measured.csv. Needs torch and torch_npu, nothing else.
 
 Each call is measured warm (in a loop, on the same tensors) and cold (a buffer larger than the L2 cache is written
-before each call). Times are device times, between two events on the stream; on a CPU they are host times. A matrix
-product and a copy of fixed size are timed at the start, in the middle and at the end: if their times differ, the clock
-has changed.
+before each call). Times are device times, between two events on the stream; on a CPU they are host times. At the start,
+in the middle and at the end, a matrix product and a copy of fixed size are timed. If their times differ, the clock has
+changed.
 
-A row is written as soon as a call is measured. Ctrl-C keeps all rows, and the next run continues after them. A call
-that fails, crashes or hangs is reported and does not affect others, because calls run in a child process.
+A row is written as soon as a call is measured. Ctrl-C keeps all rows, and the next run continues after them. Calls run
+in a child process. A call that fails, crashes or hangs is reported and does not affect others.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ from opreplay.replay.export.script import NAMESPACES, OF_TORCH, Call, first_line
 FACTS: dict[str, Any] = {}
 """Facts about the simulated step and about calls that are not included."""
 CALLS: list[str] = []
-"""One JSON text per call. The calls whose measurement narrows the predicted total most come first."""
+"""One JSON text per call. First come the calls whose measurement makes the predicted total most certain."""
 
 COLUMNS = ("source", "soc", "cann", "state", "l2", "op", "torch_us", "exact", "other_us", "other", "note")
 STATES = ("warm", "cold")
 SAMPLES = 9
-"""Number of samples of each call in each cache state. If samples differ, more are taken, up to `MOST_SAMPLES`."""
+"""Number of samples of each call in each cache state. If the samples differ much, more are taken, up to
+`MOST_SAMPLES`.
+"""
 MOST_SAMPLES = 45
 STEADY = 0.05
-"""Maximum spread (interquartile range divided by the median) of samples that count as steady."""
+"""Maximum spread of samples that count as steady. The spread is the interquartile range divided by the median."""
 BATCH_US, MOST_CALLS = 1000.0, 100
-"""Target duration in µs of a warm sample, which repeats one call, and maximum number of calls in a sample."""
+"""Target duration, in µs, of a warm sample, in which one call is repeated, and maximum number of calls in a sample."""
 HELD = 1.5
 """Factor by which the device is kept busy longer than the host needs to queue a sample."""
 MOST_HELD_US = 50_000.0
 DRIFT = 0.05
-"""Minimum relative difference of the reference times at which a changed clock is reported."""
+"""Minimum relative difference between the times of the reference calls at which the clock is reported as changed."""
 START_S = 300.0
 """Maximum seconds for a child process to import torch and open the device."""
 SETUP_S = 1.5
@@ -104,7 +106,7 @@ class Timer:
         return took / calls * 1e6
 
     def warm(self, call: Callable[[], Any], calls: int, queue_us: float) -> tuple[float, bool]:
-        """Return the time per call in a loop in microseconds, and whether the device had to wait for the host."""
+        """Return (time per call in a loop in microseconds, whether the device had to wait for the host)."""
         if not self.has_events:
             return self.host_us(call, calls), False
 
@@ -120,8 +122,8 @@ class Timer:
         return took_us / calls, waited
 
     def cold(self, call: Callable[[], Any], queue_us: float) -> tuple[float, bool]:
-        """Return the time of one call after clearing the caches in microseconds, and whether the device had to wait for
-        the host.
+        """Return (time in microseconds of one call after the caches were cleared, whether the device had to wait for
+        the host).
         """
         if self.has_events:
             self.hold(round(min(MOST_HELD_US, HELD * queue_us) / max(self.hold_us, 1.0)) + 1)
@@ -168,7 +170,9 @@ def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float
 
 
 def references(timer: Timer) -> dict[str, float]:
-    """Return the rates of a matrix product and a copy of fixed size, which show the current speed of the device."""
+    """Return the rates of a matrix product and of a copy, both of fixed size. They show the current speed of the
+    device.
+    """
     device = timer.device
     size, half = (4096, torch.bfloat16) if timer.has_events else (512, torch.float32)
     a, b = (torch.ones(size, size, dtype=half, device=device) for _ in range(2))
@@ -252,8 +256,8 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of child processes. A child that dies or hangs is replaced, and the call it was running counts
-    as failed.
+    """Yield the messages of child processes. If a child dies or hangs, another one replaces it, and the call that it
+    was running counts as failed.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(wanted)
@@ -297,13 +301,13 @@ def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, A
 
 
 def soc_of(name: str) -> str:
-    """Return the name that tables use for the SoC of a device. If it is unknown, return the device name itself."""
+    """Return the name that tables use for the SoC of a device; for an unknown SoC, the name of the device itself."""
     plain = re.sub(r"[^a-z0-9-]", "", name.lower()).removeprefix("ascend")
     return FACTS["socs"].get(plain, plain)
 
 
 def drop_cut_row(path: Path) -> bool:
-    """Remove an incomplete last row of a table, which a killed program left; return whether there was one.
+    """Remove an incomplete last row of a table, which a killed program left. Return whether there was such a row.
 
     A file without any complete line is left unchanged, because it may not be a table.
     """
@@ -316,7 +320,9 @@ def drop_cut_row(path: Path) -> bool:
 
 
 def read_done(path: Path) -> set[tuple[str, str, str]]:
-    """Return (soc, l2, op) of each row of an earlier run. Raises ValueError for any file but a table of this script."""
+    """Return (soc, l2, op) of each row of an earlier run. Raises ValueError if the file is not a table of
+    this script.
+    """
     if not path.exists() or not path.stat().st_size:
         return set()
     if drop_cut_row(path):
@@ -354,7 +360,7 @@ def row_of(call: dict[str, Any], row: dict[str, Any], soc: str, facts: dict[str,
 
 
 def drift(found: list[dict[str, float]]) -> float:
-    """Return the largest relative difference between repeated measurements of the matrix product or the copy."""
+    """Return the largest relative difference between repeated measurements of the matrix product, or of the copy."""
     if len(found) < 2:
         return 0.0
     return max(max(f[key] for f in found) / min(f[key] for f in found) - 1 for key in ("tflops", "gb_per_s"))
@@ -451,7 +457,9 @@ def default_device() -> str:
 def take(
     found: Iterable[dict[str, Any]], report: Report, options: argparse.Namespace, device: str, writer: Any
 ) -> str | None:
-    """Write rows as they arrive and print a line for each call; return the reason if nothing can be measured."""
+    """Write rows as they arrive and print a line for each call. If nothing can be measured, return the reason;
+    otherwise None.
+    """
     facts: dict[str, str] = {}
     for message in found:
         kind = message["kind"]

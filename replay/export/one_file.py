@@ -1,6 +1,7 @@
 # pyright: strict
-"""Combines a script, and the definitions that it imports from another module, into one Python file. Neither the script
-nor the module is run.
+"""Combines a script with definitions that it imports from another module into one Python file.
+
+Neither the script nor the module is run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class _Source:
         """The module's top-level statements without its docstring."""
 
     def text_of(self, place: int) -> str:
-        """Return the source of the statement at index `place`, including the docstring below a constant."""
+        """Return the source of the statement at index `place`. If it is a constant with a docstring below, the
+        docstring is included.
+        """
         node = self.body[place]
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -40,7 +43,7 @@ class _Source:
 
 
 def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
-    """Return the text of `script`, in which the definitions that it imports from `library` replace the import.
+    """Return the text of `script`. The definitions that it imports from `library` take the place of the import.
 
     `constants` maps top-level names to their new source text. Raises ValueError if the script imports from another
     module of opreplay, imports a name that `library` does not define, or lacks one of the constants.

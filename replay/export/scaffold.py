@@ -1,8 +1,8 @@
 # pyright: strict
 """Writes a Python file as a starting point for one op of a trace.
 
-It contains an executor, initializer, estimator or tile kernel, and a test. Names and values come from the plan. Every
-text from a trace is quoted or a checked identifier, so that it cannot become code.
+It contains an executor, initializer, estimator or tile kernel, and a test of it. Names and values come from the plan. A
+text from a trace cannot become code: it is quoted, or checked to be an identifier.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def scaffold(
     has_stand_in: bool,
     plugins: Sequence[str] = (),
 ) -> str:
-    """Return the text of the file, which first loads `plugins`.
+    """Return the text of the file. The file first loads `plugins`.
 
     `initializer` is the op's built-in initializer, if any. `has_stand_in` says whether opreplay has a reference
-    implementation of the op. Raises UsageError for an op whose name or arguments are not sufficiently known. Also
-    raises UsageError for an initializer of an op whose library is not installed.
+    implementation of the op. Raises UsageError in two cases: the op's name or arguments are not sufficiently known, or
+    an initializer is requested and the op's library is not installed.
     """
     is_named = _NAME.fullmatch(op.called) is not None and bool(op.args)
     if is_named and op.reason is not None and kind == "initializer" and lacks_library(op):
@@ -107,7 +107,7 @@ def _loading(plugins: Sequence[str]) -> str:
 
 
 _PLAIN = {ord(character): None for character in '"\\\n\r'} | dict.fromkeys(range(32))
-"""Translation table that removes characters that would end a docstring or a line of it, or start an escape."""
+"""Translation table that removes characters that would end a docstring, end a line of it, or start an escape."""
 
 
 def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
@@ -157,7 +157,7 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
 
 
 def _names_torch(arg: ReplayArg) -> bool:
-    """Check whether a value is a dtype, layout, memory format or device; an executor may get such a value as text."""
+    """Check whether a value is a dtype, layout, memory format or device. An executor may get such a value as text."""
     return arg.type.removesuffix("?") in ("Device", "Layout", "ScalarType", "MemoryFormat")
 
 
@@ -206,8 +206,10 @@ def test_{_function(op)}():
 
 
 def _filling(op: ReplayOp) -> list[str]:
-    """Return the source lines that fill each tensor. Integer tensors get indices that are valid in every other tensor;
-    floating-point tensors get normally distributed values.
+    """Return the source lines that fill each tensor.
+
+    Integer tensors get indices that are valid in every other tensor. Floating-point tensors get normally distributed
+    values.
     """
     sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
     high = max(1, min(sizes, default=1))
@@ -244,8 +246,8 @@ def test_{_function(op)}_time():
 def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arguments that a kernel can load.
 
-    Arguments that the op does not write to are preferred. Raises UsageError for an op without loadable arguments, or
-    with a result that a kernel cannot store.
+    Arguments that the op does not write to are preferred. Raises UsageError if the op has no loadable argument, or a
+    result that a kernel cannot store.
     """
     shapes = {
         name: meta.shape

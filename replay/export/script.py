@@ -1,8 +1,8 @@
 """Replays the ops of ops.json next to this file, one by one, and prints how long each takes. Needs only torch.
 
-The ops are data: each names an ATen operator, which is looked up in torch's own table, and describes its arguments:
+The ops are data. Each one names an ATen operator, which is looked up in torch's own table, and describes its arguments:
 shapes, strides, types, plain values, and what kind of numbers the tensors hold. The numbers themselves are drawn from a
-seed. Ops run in a child process, so that one that crashes or hangs does not affect the others.
+seed. Ops run in a child process: if one crashes or hangs, the others are not affected.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ import torch
 NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)::([A-Za-z_][A-Za-z0-9_]*)")
 IMPORT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z_][A-Za-z0-9_.]*)")
 NAMESPACES = {"aten"}
-"""Namespaces whose ops may be called: ATen's, those named by --import, and those of the bundle's plugins."""
+"""Namespaces whose ops may be called. They are ATen's, those named by --import, and those that the bundle's plugins
+define.
+"""
 OF_TORCH = frozenset({"aten", "prims", "torchvision"})
-"""Namespaces of torch's own ops, whose time does not depend on values that the op has written."""
+"""Namespaces of torch's own ops. The time of these ops does not depend on the values that they have written."""
 OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
 BLOCK = 1_000_003
-"""Number of random elements after which they repeat, so that large tensors are filled quickly."""
+"""Number of random elements after which they repeat. Repeating them fills large tensors quickly."""
 SAMPLE_S = 500e-6
 """Target duration of a sample, which is filled with calls, as in `opreplay run`."""
 CLEAN = 8
@@ -45,15 +47,21 @@ CLEAN = 8
 REPEAT_S = 2.0
 """Maximum seconds for repeating samples that other programs interrupted."""
 WAITED_SHARE = 0.2
-"""If threads waited for CPUs for more than this share of the time, summed over threads, the result is marked."""
+"""Maximum fraction of the time for which threads may wait for CPUs, summed over threads. Above it, the result is
+marked.
+"""
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of consecutive calls after which the arguments that an op writes are checked for non-finite values."""
 PROBE_S = 0.1
 """Maximum seconds for the calls of `PROBE_CALLS`."""
 VALUE_CALLS = 4
-"""Number of consecutive calls timed to find out whether an op's time depends on the values that it has written."""
+"""Number of consecutive calls that are timed. They show whether an op's time depends on the values that it
+has written.
+"""
 VALUES_RATIO = 1.5
-"""Minimum ratio, in either direction, of the times of later and first calls that shows a dependence on values."""
+"""Minimum ratio of the times of later and first calls, in either direction, at which the op's time is taken to depend
+on values.
+"""
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 THREAD, THREADS = Path("/proc/thread-self"), Path("/proc/self/task")
@@ -65,7 +73,7 @@ RUNS: dict[str, Callable[..., Any]] = {}
 
 
 class Nested(type):
-    """Metaclass: any attribute of its classes is another ignored class, e.g. `tile.Out` of a tile program."""
+    """Metaclass that makes any attribute of a class another ignored class, e.g. `tile.Out` of a tile program."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -85,7 +93,7 @@ class Ignored(metaclass=Nested):
 
 
 class Stub(types.ModuleType):
-    """Replaces opreplay and its modules: records what a plugin registers to run ops, and ignores everything else."""
+    """Replaces opreplay and its modules. It records what a plugin registers to run ops, and ignores everything else."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -94,7 +102,7 @@ class Stub(types.ModuleType):
 
 
 def registered(*names: Any, **options: Any) -> Any:
-    """Return a decorator, like opreplay's, that records each of a plugin's functions by name and line."""
+    """Return a decorator that replaces opreplay's own. It records each of a plugin's functions by name and line."""
 
     def keep(function: Any) -> Any:
         if isinstance(function, types.FunctionType):
@@ -105,7 +113,7 @@ def registered(*names: Any, **options: Any) -> Any:
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Provides a stub for `opreplay` and all its modules, whether opreplay is installed or not."""
+    """Import hook that provides a stub for `opreplay` and all its modules, even if opreplay is installed."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname.partition(".")[0] == "opreplay":
@@ -120,10 +128,9 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
-    """Run the plugins next to this script that ops of the bundle need, and find the function that runs each of these
-    ops.
+    """Run the plugins next to this script that ops of the bundle need. Find the function that runs each of these ops.
 
-    `namespaces` are the namespaces of torch ops that a plugin defines. These ops may be called, too.
+    `namespaces` are the namespaces of torch ops that a plugin defines. The ops in them may be called, too.
     """
     if not executors and not namespaces:
         return
@@ -143,7 +150,9 @@ def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
 
 
 def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of (inputs, attrs) as a function of arguments: tensors by position, the rest by name."""
+    """Wrap a function of (inputs, attrs) as a function that takes an op's arguments. The positional ones, which are
+    tensors, become the list `inputs`. The keyword arguments become `attrs`.
+    """
 
     def flat(values: Any) -> Iterator[Any]:
         for value in values:
@@ -156,7 +165,9 @@ def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def operator(op: Json) -> Callable[..., Any]:
-    """Return the function for an op: an overload of ATen or an allowed namespace, or a plugin's. Raises ValueError."""
+    """Return the function for an op. It is an overload of ATen or of an allowed namespace, or a plugin's function.
+    Raises ValueError.
+    """
     if op.get("resolved_by") == "executor":
         if op["id"] not in RUNS:
             raise ValueError(f"no plugin of this bundle contains the function that runs {op['name']}")
@@ -176,7 +187,9 @@ def operator(op: Json) -> Callable[..., Any]:
 
 
 def imported(parser: argparse.ArgumentParser, pairs: list[str]) -> None:
-    """Import the modules that the user names, each together with a namespace whose ops may then be called."""
+    """Import the modules that the user names. With each module, the user names a namespace whose ops may then be
+    called.
+    """
     for pair in pairs:
         match = IMPORT.fullmatch(pair)
         if match is None:
@@ -245,7 +258,9 @@ def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's memory from its first to its last element as a 1-D tensor, including gaps."""
+    """Return a tensor's memory from its first to its last element as a 1-D tensor, including the gaps between
+    elements.
+    """
     if not tensor.numel():
         return tensor.new_empty(0)
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -331,7 +346,7 @@ def chosen(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> torc
 
 
 def causal(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
-    """Return a causal mask: 0 or true for the keys that a query attends to, `low` or false elsewhere."""
+    """Return a causal mask. It is 0 or true for the keys that a query attends to, and `low` or false elsewhere."""
     rows, columns = tensor.shape[-2:]
     seen = torch.ones(rows, columns, dtype=torch.bool, device=tensor.device).tril(columns - rows)
     return seen if tensor.dtype is torch.bool else torch.where(seen, 0.0, float(spec["low"]))
@@ -377,11 +392,14 @@ class Call:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
         self.most_calls: int | None = None
-        """Maximum number of calls in a row after which the values that the op writes are still finite. None if any
-        number of calls is possible without a reset.
+        """Maximum number of calls in a row after which the values that the op writes are still finite.
+
+        None if any number of calls is possible without a reset of the values.
         """
         self.by_values = False
-        """Whether the op's time depends on values that it has written, so that each sample needs a reset."""
+        """Whether the op's time depends on values that it has written. If so, the values are reset before
+        each sample.
+        """
         self.since_reset = 0
         self.arguments = [span(t) for t in spread([*self.positional, *self.by_name.values()])]
         self.gradients = bool(op.get("gradients"))
@@ -395,8 +413,9 @@ class Call:
             return self.function(*self.positional, **self.by_name)
 
     def require_gradients(self, names: Sequence[str]) -> None:
-        """Require gradients of all floating-point arguments that the op can differentiate. The op has no gradient for
-        some, such as running means and the weights of a loss.
+        """Require gradients of all floating-point arguments that the op can differentiate.
+
+        Some arguments have no gradient, such as running means and the weights of a loss.
         """
         by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
         for value in by_name.values():
@@ -424,9 +443,9 @@ class Call:
     def find_resets(self, of_torch: bool) -> None:
         """Find how many consecutive calls are possible before values must be reset.
 
-        Resets are avoided because they evict arguments from caches. `of_torch` says that the op is one of torch's own,
-        whose time does not depend on values. For such an op, the number is unlimited if a second call leaves the same
-        bytes as the first. In all other cases, it is the number of calls that keep the values finite.
+        Resets are avoided because they evict arguments from caches. `of_torch` says that the op is one of torch's own;
+        the time of such an op does not depend on values. Its number of calls is unlimited if a second call leaves the
+        same bytes as the first. In all other cases, the number is that of the calls that keep the values finite.
         """
         if not self.saved:
             return
@@ -454,7 +473,9 @@ class Call:
         self.reset()
 
     def goes_by_values(self) -> bool:
-        """Check whether calls on values written by the op take a different time than calls on initial values."""
+        """Check whether calls on values that the op has written take longer or shorter than calls on the initial
+        values.
+        """
         first, later = [], []
         for times, resets in ((first, True), (later, False)):
             for _ in range(VALUE_CALLS - 1):
@@ -473,7 +494,9 @@ class Call:
                 tensor.detach().view(torch.uint8)[::64].max()
 
     def calls_a_sample(self, fitting: int) -> int:
-        """Return the number of calls in one sample; `fitting` calls would fill the target duration."""
+        """Return the number of calls in one sample. `fitting` is the number of calls that would fill the target
+        duration.
+        """
         if self.most_calls is None:
             return fitting
         return 1 if self.by_values else max(1, min(fitting, self.most_calls - 1))
@@ -529,8 +552,8 @@ def switches() -> int:
 
 
 def waited_s(folder: Path) -> float:
-    """Return how many seconds threads that could run waited for a CPU (proc(5), schedstat). 0 if the system does not
-    report it.
+    """Return for how many seconds threads that could run had to wait for a CPU (proc(5), schedstat). 0 if the system
+    does not report it.
     """
     waited_ns = 0
     for file in folder.glob("*/schedstat") if folder.name == "task" else [folder / "schedstat"]:
@@ -556,11 +579,11 @@ def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[flo
 
 
 def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu: bool) -> Json:
-    """Return the median, minimum and spread of the time per call; median and minimum are in microseconds.
+    """Return the median, minimum and spread of the time per call. Median and minimum are in microseconds.
 
-    Samples during which other programs took a CPU are repeated for at most `REPEAT_S`. If too few samples remain
-    undisturbed, all samples count and the result is marked; the time that a single thread waited for a CPU is then
-    subtracted.
+    A sample during which other programs took a CPU is repeated, for at most `REPEAT_S` in all. If too few undisturbed
+    samples remain, all samples count, and the result is marked. In this case, the time that a single thread waited for
+    a CPU is subtracted.
     """
     for _ in range(3):
         call()
@@ -597,7 +620,7 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu
 
 
 def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.device) -> Json:
-    """Replay one op: return its times and the shapes of its results, or the reason why it did not run."""
+    """Replay one op. Return its times and the shapes of its results, or the reason why it did not run."""
     seed = (int(op["id"], 16) + options.seed) % 2**63
     tries = [(op, bundle["inputs"].get(op["id"], {}))]
     if op["id"] in bundle["instead"]:
@@ -625,7 +648,9 @@ def first_line(error: Exception) -> str:
 
 
 def recorded_text(op: Json) -> str:
-    """Return the recorded mean time of one call in µs, on the device if it ran there; "-" if not recorded."""
+    """Return the recorded mean time of one call in µs: the device time if there is any, otherwise the host time. "-" if
+    not recorded.
+    """
     recorded = op["recorded"]
     total = recorded.get("device_us_total") or recorded["host_us_total"]
     return f"{total / op['count']:.1f}" if total else "-"
@@ -637,7 +662,9 @@ def described(op: Json) -> str:
 
 
 HEAD = f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}   {'min us':>12}  {'spread':>6}  op"
-"""Table header. Spread: interquartile range of the samples / their median. *: other programs took CPUs meanwhile."""
+"""Table header. "spread" is the interquartile range of the samples divided by their median. A * means that other
+programs took CPUs during the samples.
+"""
 
 
 def row(op: Json, result: Json) -> str:
@@ -673,8 +700,10 @@ def idle_processors(look_s: float = 0.2) -> float | None:
 
 
 def threads_to_use(wanted: int, idle: float | None) -> int:
-    """Return the number of threads to use. It is `wanted` if that is positive. Otherwise it is torch's default, halved
-    until it fits into the idle CPUs, because threads that wait for a CPU distort times.
+    """Return the number of threads to use. If `wanted` is positive, it is `wanted`.
+
+    Otherwise it is torch's default, halved until it fits into the idle CPUs. Threads that wait for a CPU would distort
+    times.
     """
     if wanted > 0:
         return wanted
@@ -735,7 +764,7 @@ def started(plan: Json, options: argparse.Namespace, first: int) -> tuple[Any, A
 
 
 def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
-    """Yield the result of each op, replayed in a child process; if an op ends the child, only that op fails."""
+    """Yield the result of each op, replayed in a child process. If an op ends the child, only that op fails."""
     running: tuple[Any, Any] | None = None
     for number, op in enumerate(plan["ops"]):
         child, channel = running = running or started(plan, options, number)
@@ -809,7 +838,9 @@ def conclude(results: list[Json], options: argparse.Namespace, idle: float | Non
 
 
 def loaded(parser: argparse.ArgumentParser, name: str) -> Json:
-    """Load the plan with the ops whose name contains `name` or whose id starts with it, and their plugins."""
+    """Load the plan with the ops whose name contains `name` or whose id starts with it. Also load the plugins of these
+    ops.
+    """
     folder = Path(__file__).resolve().parent
     plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
     plugins_loaded(folder, plan["bundle"].get("executors", {}), plan["bundle"].get("namespaces", {}))

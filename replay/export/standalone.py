@@ -1,8 +1,8 @@
 # pyright: strict
 """Generates Python source that computes an op with torch alone.
 
-The source is a call of torch.ops, or opreplay's reference implementation with its helper functions. This module
-determines what the source may contain; `flashinfer_trace` determines its arguments.
+The source either calls torch.ops, or contains opreplay's reference implementation with its helper functions. This
+module determines what the source may contain; `flashinfer_trace` determines its arguments.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_HELPERS = 40
 
 
 def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str]) -> str | None:
-    """Return source text with a function `run` that takes `parameters` and calls the op.
+    """Return source text with a function `run` that takes `parameters` and calls the op. None if torch alone cannot
+    compute the op.
 
-    None if torch alone cannot compute the op. `given` has the source text of each argument of the op, as an expression
-    of the parameters. If the op has no results, the arguments that it writes to are returned. Op names that are not
-    identifiers never enter the text.
+    `given` has the source text of each argument of the op, as an expression of the parameters. If the op has no
+    results, `run` returns the arguments that the op writes to. Op names that are not identifiers never enter the text.
     """
     if split_name(op.called) is None or not is_overload(op.overload or ""):
         return None
@@ -62,7 +62,7 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
 
 
 def refusing_text(op: ReplayOp, parameters: Sequence[str]) -> str:
-    """Return source text whose `run` raises NotImplementedError, for an op without a reference."""
+    """Return source text whose `run` raises NotImplementedError. It is used for an op without a reference."""
     return f"def run({', '.join(parameters)}):\n    raise NotImplementedError({op.called!r})\n"
 
 
@@ -75,7 +75,7 @@ def _torch_call(op: ReplayOp, given: Mapping[str, str]) -> str:
 
 
 def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
-    """Return the source text of the reference's arguments; arguments that the call lacks get the schema's defaults."""
+    """Return the source text of the reference's arguments. Arguments that the call lacks get the schema's defaults."""
     defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
     texts = {**defaults, **given}
     ours: dict[str, str] = {}
@@ -105,8 +105,8 @@ def constant(arg: ReplayArg) -> str:
 
 
 def _sources(run: Callable[..., Any]) -> list[str] | None:
-    """Return the source texts of the imports, constants and functions that a reference needs; the reference is the
-    last. None if it needs anything else.
+    """Return the source texts of the imports, constants and functions that a reference needs, with the reference last.
+    None if it needs anything else.
     """
     imports: dict[str, str] = {}
     constants: dict[str, str] = {}
@@ -152,7 +152,9 @@ def _sources(run: Callable[..., Any]) -> list[str] | None:
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
-    """Return a function's syntax tree without decorators and annotations; None for a lambda or without source."""
+    """Return a function's syntax tree without decorators and annotations. None for a lambda, or if there is
+    no source.
+    """
     try:
         module = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):

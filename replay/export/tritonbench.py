@@ -1,9 +1,9 @@
 # pyright: strict
 """Writes ops and their inputs in the form of TritonBench's `input_configs` and BackendBench's op traces.
 
-In this form, each op maps input signatures to numbers of calls. The signatures are those of PyTorch's operator
-benchmarks (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py): `((T([4096, 1024], bf16), T([1024, 3072], bf16)),
-{})`. There they are evaluated with `T` and the short names of dtypes.
+In this form, each op maps input signatures to numbers of calls. A signature is a Python expression, as in PyTorch's
+operator benchmarks (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py): `((T([4096, 1024], bf16), T([1024, 3072],
+bf16)), {})`. The benchmarks evaluate it with `T` and the short names of dtypes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from opreplay.replay.resolve.written.backendbench import MADE_UP
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 DTYPES = {name: short for short, name in READ_DTYPES.items()}
-"""torch's names of dtypes → their short names in operator_inp_utils, which reads no others."""
+"""torch's names of dtypes → their short names in operator_inp_utils, which can read only these dtypes."""
 Strides = Literal["stride=(1, 4)", "[1, 4]"]
-"""How strides are written: as a keyword argument for operator_inp_utils, as a positional one for BackendBench."""
+"""How strides are written. operator_inp_utils takes them as a keyword argument, BackendBench as a positional one."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, dict[str, int]]
     """Reason → op name → number of ops of the plan that were left out."""
     shared_memory_ops: int
-    """Number of ops whose tensors share memory or have a storage offset, which signatures cannot express."""
+    """Number of ops whose tensors share memory or have a storage offset. Signatures cannot express either."""
 
 
 def _spec_or_why(op: ReplayOp) -> OpSpec | str:
@@ -51,7 +51,7 @@ def _spec_or_why(op: ReplayOp) -> OpSpec | str:
 
 
 def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Exported:
-    """Return the export: every op of a plan whose overload this torch has, with its call counts."""
+    """Return the export. It has every op of a plan whose overload this torch has, with its call counts."""
     calls_by_op: dict[str, Counter[str]] = {}
     left_out: dict[str, Counter[str]] = {}
     unsaid = 0
@@ -76,8 +76,8 @@ def json_text(exported: Exported) -> str:
 
 
 def log_text(exported: Exported) -> str:
-    """Return the export in the text form of PyTorch's operator benchmarks: "Operator: ..." and "cnt: N, signature"
-    lines.
+    """Return the export as text for PyTorch's operator benchmarks. Its lines are "Operator: ..." and "cnt: N,
+    signature".
     """
     lines: list[str] = []
     for name, counts in exported.ops.items():

@@ -1,9 +1,9 @@
 # pyright: strict
 """Describes values for an op's tensors, so that a bundle's script can create them without opreplay.
 
-Values without an initializer are described by their kind. Values that an initializer writes are stored if there are
-few; otherwise they are described by their kind, too. An op whose values fit neither way is not exported. `script`
-generates the numbers.
+If no initializer writes the values, their kind describes them. If an initializer writes them and they are few, they are
+stored. If they are many, their kind describes them, too; if no kind fits, the op is not exported. `script` generates
+the numbers.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Spec = dict[str, Any]
 KEPT_VALUES = 8192
 """Maximum number of elements of a tensor whose values are stored individually."""
 UNIFORM_INTEGERS = frozenset({"index", "index_list", "few_ties", "unpool_indices", "pool_indices", "domain", "repeats"})
-"""Initializers whose integers are uniformly distributed over a range, so that other integers from the range may replace
-them.
+"""Initializers that draw their integers uniformly from a range. Other integers from the same range may therefore
+replace them.
 """
 
 
 def describe(
     op: ReplayOp, registry: Registry, *, seed: int, memory_bytes: int
 ) -> tuple[ReplayOp, dict[str, list[Spec | None]], tuple[Assumption, ...]]:
-    """Return the op, a description of each tensor of each argument, and what was assumed or approximated.
+    """Return (the op, a description of each tensor of each argument, what was assumed or approximated).
 
-    Nothing is allocated unless an initializer applies. If one applies, it fills the arguments on the CPU, and arguments
+    Nothing is allocated unless an initializer applies. An initializer fills the arguments on the CPU, and arguments
     that it sets one by one no longer share memory. Raises NotReplayable.
     """
     look = _context(op, "meta", seed)
@@ -104,7 +104,7 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple[Spec, str | None]:
-    """Describe what an initializer wrote into one tensor, with a note if the description is approximate."""
+    """Describe what an initializer wrote into one tensor. If the description is approximate, a note says so."""
     if tensor.numel() == 0:
         return {"fill": "normal"}, None
     if rule == "saved_softmax":

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Completes a call's arguments with the schema's defaults, in schema order, for files of other tools."""
+"""Completes a call's arguments with the schema's defaults, in schema order. Files of other tools need them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def spec_of(op: ReplayOp) -> OpSpec | None:
 
 
 def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
-    """Return `op.args` completed with the schema's defaults, which a plan omits; unchanged if the schema is unknown."""
+    """Return `op.args` completed with the schema's defaults, which a plan leaves out. If the schema is unknown,
+    `op.args` is unchanged.
+    """
     spec = spec_of(op)
     if spec is None:
         return op.args

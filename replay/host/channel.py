@@ -14,7 +14,7 @@ import msgspec
 
 FRAME = struct.Struct("<I")
 MAX_FRAME = 64 << 20
-"""Maximum frame length, far above any valid op; a greater length means that the stream is damaged."""
+"""Maximum frame length, far above any valid op. A greater length means that the stream is damaged."""
 
 
 def send(channel: socket.socket, message: msgspec.Struct) -> None:
@@ -24,7 +24,10 @@ def send(channel: socket.socket, message: msgspec.Struct) -> None:
 
 
 def receive(channel: socket.socket) -> bytes | None:
-    """Read one frame; return None if the other process has closed. Raises TimeoutError after the socket's timeout."""
+    """Read one frame, or return None if the other process has closed.
+
+    Raises TimeoutError after the socket's timeout.
+    """
     head = _exactly(channel, FRAME.size)
     if head is None:
         return None

@@ -30,12 +30,16 @@ VISIBLE = {
     "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-"""Environment variables that renumber the devices of a kind, so that "cuda:0" of two processes may be two devices."""
+"""Environment variables that renumber the devices of a kind.
+
+Because of them, "cuda:0" of two processes may be two devices.
+"""
 
 
 def physical_device(device: str, environ: Mapping[str, str]) -> str:
-    """Return a file-safe name of the physical device that "cuda:1" refers to: "cuda-3" if the environment renumbers
-    devices.
+    """Return a file-safe name of the physical device that "cuda:1" refers to.
+
+    It is "cuda-3", for example, if the environment renumbers devices.
     """
     kind, _, index = device.partition(":")
     number = int(index) if index.isdecimal() else 0
@@ -54,11 +58,12 @@ def hold_locks(
     on_wait: Callable[[str], None] | None = None,
     folder: Path | None = None,
 ) -> Generator[tuple[str, ...], None, None]:
-    """Hold the locks of devices ("cpu", "cuda:1"); yield the devices on which another job measures at the same time.
+    """Hold the locks of devices ("cpu", "cuda:1").
 
-    Waits up to `wait_s` (default `WAIT_S`), and calls `on_wait` when it first has to wait. If a CPU is still locked
-    afterwards, both jobs run at the same time, and the caller must report that. Running together is allowed because a
-    CPU is shared with other programs anyway. Raises EnvironmentRefused for an accelerator that is still in use.
+    Yields the devices on which another job measures at the same time. Waits up to `wait_s` (default `WAIT_S`), and
+    calls `on_wait` when it first has to wait. If a CPU is still locked afterwards, both jobs run at the same time, and
+    the caller must report that. Running together is allowed because a CPU is shared with other programs anyway. Raises
+    EnvironmentRefused for an accelerator that is still in use.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
     beside: list[str] = []
@@ -81,8 +86,9 @@ def hold_locks(
 
 
 def lock_folder() -> Path:
-    """Return the folder for locks, which belongs to this user alone. Raises EnvironmentRefused if another user created
-    it.
+    """Return the folder for locks, which belongs to this user alone.
+
+    Raises EnvironmentRefused if another user created it.
     """
     path = Path(tempfile.gettempdir()) / f"opreplay-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
@@ -114,6 +120,6 @@ def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], 
 
 
 def _holder(descriptor: int) -> str:
-    """Return " (process 123)" with the process id that the lock's holder wrote; "" if it wrote nothing."""
+    """Return " (process 123)" with the process id that the lock's holder wrote, or "" if it wrote nothing."""
     text = os.pread(descriptor, 20, 0)
     return f" (process {text.decode()})" if text.isdigit() else ""

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Queries to torch's dispatcher and operator registry; the only module that uses these private functions of torch.
+"""Queries to torch's dispatcher and operator registry.
 
-The functions are the same from torch 2.4 to 2.13. They have no public counterpart.
+Only this module uses these private functions of torch. They are the same from torch 2.4 to 2.13 and have no public
+counterpart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAMED_DEFAULT = re.compile(rf"=({'|'.join(_NUMBERS_OF_TYPES)})\b")
 
 
 def with_numbered_types(text: str) -> str:
-    """Return a schema with dtype names in its defaults replaced by codes, because torch 2.4 cannot parse the names."""
+    """Return a schema with dtype names in its defaults replaced by codes. torch 2.4 cannot parse the names."""
     return _NAMED_DEFAULT.sub(lambda found: f"={_NUMBERS_OF_TYPES[found[1]]}", text)
 
 
@@ -40,15 +41,17 @@ def registered_schemas(name: str) -> Sequence[Any]:
 
 
 def has_kernel(full_name: str, key: str) -> bool:
-    """Check whether "ns::op.overload" has a kernel registered for this dispatch key itself. Raises RuntimeError for an
-    unknown op.
+    """Check whether "ns::op.overload" has a kernel registered for this dispatch key itself.
+
+    Raises RuntimeError for an unknown op.
     """
     return bool(_internal()._dispatch_has_kernel_for_dispatch_key(full_name, key))
 
 
 def has_computed_kernel(full_name: str, key: str) -> bool:
-    """Check whether the dispatcher finds a kernel for the dispatch key; alias and composite kernels count. Raises
-    RuntimeError for an unknown op.
+    """Check whether the dispatcher finds a kernel for the dispatch key.
+
+    Alias and composite kernels count. Raises RuntimeError for an unknown op.
     """
     return bool(_internal()._dispatch_has_computed_kernel_for_dispatch_key(full_name, key))
 

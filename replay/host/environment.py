@@ -1,5 +1,8 @@
 # pyright: strict
-"""Facts about this machine that show whether results are comparable; no host names, paths, addresses or user names."""
+"""Facts about this machine that show whether results are comparable.
+
+They contain no host names, paths, addresses or user names.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ RESERVE = 0.9
 
 
 def host_facts() -> dict[str, object]:
-    """Return CPU, memory, clock and load of the host; values that cannot be read are left out."""
+    """Return CPU, memory, clock and load of the host. Values that cannot be read are left out."""
     facts: dict[str, object] = {
         "opreplay": opreplay_version(),
         "python": platform.python_version(),
@@ -99,7 +102,7 @@ def process_bytes(field: str = "VmData") -> int | None:
 def kills_for_memory() -> int | None:
     """Return how many processes of this control group the kernel has killed because memory ran out.
 
-    If the group has no count, the count is that of the whole machine. Returns None if the system does not count such
+    If the group has no count, the count is that of the whole machine. Returns None if the system does not count killed
     processes.
     """
     groups = [line.split(":", 2)[1:] for line in (_read("/proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
@@ -133,6 +136,9 @@ def _kernel_bytes(path: str, field: str) -> int | None:
 
 
 def _cgroup(name: str) -> int | None:
-    """Return a number from the control group that this process sees as its root; None for "max" or a missing file."""
+    """Return a number from the control group that this process sees as its root.
+
+    Returns None for "max" or a missing file.
+    """
     text = _read(CGROUP / name)
     return int(text) if text is not None and text.isdigit() else None

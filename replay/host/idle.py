@@ -10,16 +10,17 @@ from time import sleep
 LOOK_S = 0.2
 """Time over which CPU use is measured: twenty of the kernel's ticks."""
 IDLE_SHARE = 0.9
-"""Share of a CPU that must be idle for each thread. With fewer idle CPUs, the machine counts as busy, and fewer threads
-are used.
+"""Share of a CPU that must be idle for each thread.
+
+With fewer idle CPUs, the machine counts as busy, and fewer threads are used.
 """
 
 
 def is_busy(facts: Mapping[str, object]) -> bool:
-    """Check from an executor's facts whether too few CPUs were idle for torch's default threads when it started.
+    """Check from an executor's facts whether the machine was busy when the executor started.
 
-    The number of threads that was chosen does not matter, because even a single thread is interrupted on a busy
-    machine.
+    It was busy if too few CPUs were idle for torch's default threads. The number of threads that was chosen does not
+    matter, because even a single thread is interrupted on a busy machine.
     """
     wanted, idle = facts.get("threads_of_torch"), facts.get("idle_cpus")
     if not isinstance(idle, int | float) or not isinstance(wanted, int):

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Count how often other programs preempted this process, as Linux reports it; no counts on other systems."""
+"""Count how often other programs preempted this process, as Linux reports it.
+
+Other systems report no counts.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from time import thread_time_ns
 from typing import NamedTuple
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
-"""File with the nanoseconds on a CPU, nanoseconds waiting for one, and time slices
-(Documentation/scheduler/sched-stats.rst).
+"""File with the nanoseconds that the thread spent on a CPU and waiting for a CPU, and the number of time slices.
+
+Source: Documentation/scheduler/sched-stats.rst.
 """
 
 
@@ -42,7 +46,10 @@ class Interruptions(NamedTuple):
 
 
 class _ThreadWait:
-    """File that reports how long a thread waited for a CPU, kept open so that reading it takes less than 1 us."""
+    """File that reports how long a thread waited for a CPU.
+
+    It is kept open, because reading it then takes less than 1 us.
+    """
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -72,8 +79,9 @@ _own = _OfThread()
 
 
 def interruptions() -> Interruptions:
-    """Return the number of preemptions of all threads, and the waiting time and CPU time of the calling thread. Counts
-    that the system does not report are zero.
+    """Return the number of preemptions of all threads, and the waiting time and CPU time of the calling thread.
+
+    Counts that the system does not report are zero.
     """
     if not sys.platform.startswith("linux"):
         return Interruptions(used_us=thread_time_ns() * 1e-3)
@@ -92,12 +100,11 @@ def switches() -> int:
 
 
 def threads_waited_us() -> float:
-    """Return the total time that runnable threads of this process waited for a CPU, or 0 if the system does not report
-    it.
+    """Return the total time that runnable threads of this process waited for a CPU.
 
-    Takes about 10 us per thread. The time includes the wait of a thread that was woken for its share of an op and found
-    no free CPU. Such a thread was not switched out, so neither `Interruptions.switches` nor the waiting time of the
-    calling thread shows it.
+    Returns 0 if the system does not report it. Takes about 10 us per thread. The time includes the wait of a thread
+    that was woken for its share of an op and found no free CPU. This thread was not switched out. Hence neither
+    `Interruptions.switches` nor the waiting time of the calling thread shows its wait.
     """
     waited_ns = 0
     try:

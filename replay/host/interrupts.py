@@ -1,8 +1,9 @@
 # pyright: strict
-"""Flag that says that the user asked this process to end, in case Python lost the exception.
+"""Flag that says that the user asked this process to end.
 
-Python loses a handler's KeyboardInterrupt where it cannot raise one: in `__del__`, in callbacks of weak references and
-in fork hooks. Hence the signal handler also sets this flag, and loops check it before each iteration.
+It is needed in case Python lost the exception. Python loses a handler's KeyboardInterrupt where it cannot raise it: in
+`__del__`, in callbacks of weak references and in fork hooks. Hence the signal handler also sets this flag, and loops
+check it before each iteration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cache in the user's cache folder: limited in size, safe for several processes, and never a cause of failure.
 
 A value is bytes under a key that contains everything on which the value depends. Each value is one file. It is written
-under another name and then renamed, so that a reader sees a complete file or none. A damaged file counts as missing. If
+under another name and then renamed. Hence a reader sees a complete file or none. A damaged file counts as missing. If
 the folder cannot be used, nothing is cached.
 """
 

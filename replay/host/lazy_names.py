@@ -10,7 +10,10 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package; `homes`: name → module below `opreplay` that defines it."""
+    """Return `__getattr__` and `__dir__` of a package.
+
+    `homes` maps each name to the module below `opreplay` that defines it.
+    """
 
     def look_up(name: str) -> Any:
         if name not in homes:

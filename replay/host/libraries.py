@@ -1,7 +1,8 @@
 # pyright: strict
-"""Libraries that register ops: their namespaces, and the modules that may be imported for them. Data only.
+"""Libraries that register ops: their namespaces, and the modules that may be imported for them.
 
-`ops.catalog` lists the namespaces that have reference implementations. `resolve.policy` holds what the user allows.
+This module contains only data. `ops.catalog` lists the namespaces that have reference implementations. `resolve.policy`
+holds what the user allows.
 """
 
 from __future__ import annotations
@@ -73,4 +74,7 @@ LIBRARY_OF: dict[str, str] = {namespace: library.name for library in LIBRARIES f
 MODULE_OF: dict[str, str] = {
     namespace: module for library in LIBRARIES for namespace, module in library.namespaces.items() if module is not None
 }
-"""Namespace → module that registers its ops on import; namespaces without an importable module are left out."""
+"""Map of namespace to the module that registers its ops on import.
+
+Namespaces without an importable module are left out.
+"""

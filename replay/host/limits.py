@@ -11,14 +11,17 @@ import sys
 from opreplay.replay.host import environment
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-"""Signals that no op raises by itself; a scheduler, the kernel when out of memory, or a user sent them."""
+"""Signals that no op raises by itself.
+
+They come from a scheduler, from a user, or from the kernel when it is out of memory.
+"""
 
 WORKSPACE = 2.0
 """Memory for inputs, outputs and workspace that an op may take before allocations fail, in multiples of its budget."""
 SLACK_BYTES = 512 << 20
 """Additional memory for code, thread stacks and library caches that the first op of a kind sets up."""
 FILE_BYTES = 256 << 20
-"""Maximum size of a file that an op can write (compilers cache their kernels; nothing else has a reason to write)."""
+"""Maximum size of a file that an op can write. Compilers cache their kernels. Nothing else has a reason to write."""
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameter numbers of mallopt(3)."""
@@ -26,8 +29,10 @@ NEVER = 2**31 - 1
 
 
 def limit_memory(op_bytes: int) -> None:
-    """Limit how much this process's private memory can grow; beyond that, malloc fails. The limit is `WORKSPACE` times
-    the budget `op_bytes` plus slack, or most of the free memory if that is less.
+    """Limit how much this process's private memory can grow.
+
+    Beyond the limit, malloc fails. The limit is `WORKSPACE` times the budget `op_bytes` plus slack, or most of the free
+    memory if that is less.
     """
     if sys.platform != "linux":
         return
@@ -45,7 +50,7 @@ def limit_memory(op_bytes: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends for any reason; the parent handles Ctrl-C."""
+    """Let the kernel kill this process when its parent ends for any reason. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "linux":
         return
@@ -74,11 +79,12 @@ MAPPED_BYTES = 128 << 10
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc reuse freed blocks of any size instead of returning them; return whether the C library supports that.
+    """Make malloc reuse freed blocks of any size instead of returning them.
 
-    By default, glibc maps new memory for each block above a moving threshold. The time of an op with a large result may
-    then include page faults, depending on the sizes of earlier ops. A model in its steady state gets memory that was
-    used before, and so does a model on the caching allocator of an accelerator.
+    Returns whether the C library supports that. By default, glibc maps new memory for each block above a moving
+    threshold. The time of an op with a large result may then include page faults, depending on the sizes of earlier
+    ops. A model in its steady state gets memory that was used before. So does a model on the caching allocator of an
+    accelerator.
     """
     libc = _libc()
     return libc is not None and bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Check for torch: the minimum version, and the error if torch is missing; commands that only read traces work without
-it.
+"""Check for torch: the minimum version, and the error if torch is missing.
+
+Commands that only read traces work without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ INSTALL_TORCH = f"pip install 'torch>={'.'.join(map(str, TORCH_AT_LEAST))}'"
 
 
 def require_torch() -> None:
-    """Raise EnvironmentRefused with the command that installs torch if it is not installed. Does not import torch."""
+    """Raise EnvironmentRefused if torch is not installed.
+
+    The error contains the command that installs torch. Does not import torch.
+    """
     if "torch" not in sys.modules and find_spec("torch") is None:
         raise EnvironmentRefused(
             "this needs torch, which is not installed",
@@ -25,7 +29,10 @@ def require_torch() -> None:
 
 
 def refuse_unloadable(error: ImportError | OSError) -> None:
-    """Raise EnvironmentRefused if an import error comes from torch, which is not installed or cannot be loaded here."""
+    """Raise EnvironmentRefused if an import error comes from torch.
+
+    torch is then not installed, or cannot be loaded here.
+    """
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         require_torch()
     if "torch" in sys.modules or (spec := find_spec("torch")) is None or spec.origin is None:

@@ -23,13 +23,15 @@ _ROLLBACK = b"\x01\x01"
 _SUPER_JOURNAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 """End of a journal that names another file, which SQLite deletes after a rollback (src/pager.c)."""
 MOST_STEPS = 2_000_000_000
-"""Maximum number of steps of SQLite's virtual machine for one connection; one row takes some thousand steps."""
+"""Maximum number of steps of SQLite's virtual machine for one connection. One row takes some thousand steps."""
 _STEPS_A_CALL = 1_000_000
 
 
 def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return the first bytes of a file. Raises OSError in the cases in which `open_regular` does. Also raises it if the
-    journal next to the file is not one that a run of opreplay leaves.
+    """Return the first bytes of a file.
+
+    Raises OSError in the cases in which `open_regular` does, and if the journal next to the file is not from a run of
+    opreplay.
     """
     with open_regular(path, most_bytes) as file:
         head = file.read(HEAD_BYTES)

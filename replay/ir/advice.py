@@ -1,5 +1,5 @@
 # pyright: strict
-"""Changes of a step that shorten it most: the results of trying changes, ranked by their gain."""
+"""Changes that shorten a step most. Each change was tried; the results are ranked by their gain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Certainty = Literal["high", "medium", "low"]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a step and its gain if nothing else changes; gains of several changes overlap. Times in µs."""
+    """One change of a step, and its gain if nothing else changes. Gains of several changes overlap, so they do not add
+    up. Times are in µs.
+    """
 
     kind: AdviceKind
     what: str
@@ -27,7 +29,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     high_us: float
     """Upper end of the range of the time saved; `low_us` is the lower end.
 
-    The range is due to dependencies that may or may not exist, and to how well the change turns out.
+    The range has two causes: dependencies between tasks may or may not exist, and the change may turn out better or
+    worse.
     """
     share: float
     """The gain as a share of the step's time."""
@@ -54,6 +57,8 @@ class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
     """Number of changes whose gain was computed."""
     items: tuple[Advice, ...]
     doubts: Doubts = Doubts()
-    """Reasons why the recorded times are unusable; empty if they are usable. With any reason, no change was tried."""
+    """Reasons why the recorded times are unusable; empty if they are usable. If there is any reason, no change was
+    tried.
+    """
     on_host: bool = False
     """Whether the step ran on the host alone. If so, only Python functions and ranges that run no op are considered."""

@@ -12,11 +12,11 @@ Node = TypeVar("Node")
 def names_below(
     root: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str], *, limit: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the names of the calls directly below a call, and of all its descendants in pre-order.
+    """Return (names of the calls directly below a call, names of all its descendants in pre-order).
 
-    None if there are more than `limit`. An only child with its parent's name is replaced by its own children: a trace
-    contains such a child (an in-place op calls the same op with `out=`), but torch's profiler drops it. Names without a
-    namespace are labels and not calls.
+    None if there are more than `limit` descendants. An only child with its parent's name is replaced by its own
+    children. This happens if an in-place op calls the same op with `out=`: a trace contains the inner call, but torch's
+    profiler drops it. Names without a namespace are labels, so they do not count as calls.
     """
     direct = _calls(root, children_of, name_of)
     names: list[str] = []

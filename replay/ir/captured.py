@@ -31,7 +31,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 StepPhase = Literal["forward", "backward", "optimizer"]
 Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation"]
-"""What a storage holds; "constant": owned by neither a module nor the caller; "activation": created by a call."""
+"""What a storage holds. A "constant" is owned by neither a module nor the caller; an "activation" was created by a
+call.
+"""
 
 
 class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +48,9 @@ class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of all storages when a phase uses most memory; memory that kernels use internally is not counted."""
+    """Bytes of all storages at the moment when a phase uses most memory. Memory that kernels use internally is not
+    counted.
+    """
 
     phase: StepPhase
     peak_bytes: int
@@ -83,8 +87,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Assumptions, as readable text."""
     fused: bool | None = None
-    """Whether fused server kernels replace calls of the step, which is that of a model built by a library. None for an
-    unchanged step of the user's own code.
+    """Whether fused kernels of servers replace calls of the step. None for a step of the user's own code whose calls
+    were not replaced; False only for a model that a library built.
     """
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that are not fused: attention, experts, norms, cache writes."""
@@ -103,7 +107,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the tensors are equal, bit for bit or within the tolerance of their dtype."""
     bits_equal: bool
     largest_error: float
-    """Largest difference between corresponding elements; infinite if only one of them is a finite number."""
+    """Largest difference between corresponding elements. Infinite if only one of two corresponding elements
+    is finite.
+    """
     tolerance: float
     """Relative tolerance: each element may differ by this factor times (its value + the tensor's root mean square)."""
     detail: str = ""
@@ -125,4 +131,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Reason why nothing could be compared."""
     other_calls: str | None = None
-    """Where the model's calls differ between real and fake tensors; the results show whether this matters."""
+    """Where the model's calls on real tensors differ from those on fake tensors. The compared results show whether this
+    matters.
+    """

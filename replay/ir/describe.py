@@ -1,5 +1,7 @@
 # pyright: strict
-"""Short descriptions of a plan's ops: "bf16[512,512] · bf16[512,2048]"; independent of terminal and file formats."""
+"""Short descriptions of a plan's ops, such as "bf16[512,512] · bf16[512,2048]". Independent of terminal and file
+formats.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def describe_tensor(meta: TensorMeta) -> str:
 
 
 def shorter_float(text: str) -> str:
-    """Shorten a number that is exactly a float32 value: "9.999999974752427e-07" → "1e-06". Return other text
+    """Shorten a number that is exactly a float32 value: "9.999999974752427e-07" → "1e-06". Other text stays
     unchanged.
     """
     if len(text) <= FLOAT32_DIGITS:
@@ -74,15 +76,14 @@ def shorter_float(text: str) -> str:
 def describe_inputs(op: ReplayOp) -> str:
     """Return the tensor arguments of an op as text, in order and without scalars.
 
-    Absent tensors are shown only in lists, because positions matter there: `(None, i64[8])` indexes the second
-    dimension.
+    Absent tensors are shown only in lists. Positions matter there: `(None, i64[8])` indexes the second dimension.
     """
     return " · ".join(text for arg in op.args if (text := _describe_argument(arg)))
 
 
 def describe_signature(signature: OpSignature) -> str:
-    """Return the tensor arguments of a recorded call as text, like `describe_inputs`, but with only the length of a
-    list.
+    """Return the tensor arguments of a recorded call as text, like `describe_inputs`. Of a list, only the length is
+    shown.
     """
     parts: list[str] = []
     strides = signature.strides or ()
@@ -134,7 +135,7 @@ _LONG_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d{14,}(?:e[-+]?\d+)?(?![\w.])")
 
 
 def schema_text(schema: str) -> str:
-    """Shorten the defaults in a schema: torch writes 17 digits, such as eps=9.9999999999999995e-07 for 1e-06."""
+    """Shorten the defaults in a schema. Torch writes 17 digits, such as eps=9.9999999999999995e-07 for 1e-06."""
     return _LONG_FLOAT.sub(lambda found: repr(float(found[0])), schema)
 
 

@@ -1,7 +1,8 @@
 # pyright: strict
 """Finds numbers in a file that are too large to compute with: beyond 64 bits, or times beyond the age of the Earth.
 
-JSON does not limit numbers. Computing with such values would fail in code far from the one that read the file.
+JSON does not limit numbers. Without this check, computing with such numbers would fail in code far from the code that
+reads the file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 _SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{2}")
-"""Matches every number that may be too large. It also matches digests and long fractions. Data with these is then
+"""Matches every number that may be too large. It also matches digests and long fractions; data that contains these is
 checked needlessly.
 """
 _TIME = re.compile(r"(^|_)(us|ns|s)(_|$)")

@@ -13,9 +13,10 @@ from opreplay.traces.model import TensorSpec
 Bound = Literal["cube", "vector", "hbm", "core load", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
 Evidence = Literal["this SoC", "another SoC", "its family", "its form"]
-"""Best evidence for a prediction of an op. "this SoC", "another SoC": the op was measured there. "its family": similar
-kernels were measured. "its form": nothing similar was measured, so the time follows only from the kind of the op's
-work.
+"""Best evidence for the prediction of an op's time.
+
+"this SoC", "another SoC": the op was measured there. "its family": similar kernels were measured. "its form": nothing
+similar was measured, so the time follows only from the kind of the op's work.
 """
 WorkKind = Literal["product", "streaming", "irregular"]
 """Kind of an op's work. "product": matrix products, convolutions and attention on the cube cores. "streaming": reading
@@ -25,8 +26,8 @@ CPU, scan, sort, top-k, gather, scatter, routing, RoI).
 State = Literal["cold", "warm", "network"]
 """What the caches contain when a kernel is measured or predicted.
 
-"cold": none of the kernel's data, because L2 was cleared. "warm": its data and code, because the same call is repeated.
-"network": data of the ops that ran before it in a network.
+"cold": none of the kernel's data, because L2 was cleared. "warm": the kernel's data and code, because the same call is
+repeated. "network": data of the ops that ran before the kernel in a network.
 """
 
 
@@ -44,7 +45,7 @@ class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 HALF = frozenset({"float16", "bfloat16"})
 UNKNOWN_BYTES = 4
-"""Bytes per element assumed for an unknown dtype, because a wrong cost is better than none."""
+"""Bytes per element that are assumed for an unknown dtype. A wrong cost is better than none."""
 UNIFIED_BUFFER = 192 << 10
 """Bytes of a vector core's unified buffer (Ascend 910B: CANN's platform configuration, "ub_size")."""
 

@@ -39,10 +39,10 @@ _BY_NAMESPACE: dict[str, Reason] = {
 
 
 def work_of_label(kernels: Sequence[str]) -> Reason | None:
-    """Return the kind of work, generated code or communication, that a label with device time does.
+    """Return the kind of work that a label with device time does: generated code or communication.
 
-    None unless all of its kernels are of one kind. A label can have device time because a compiled function, or
-    autograd's label for one, is the innermost name around the kernels that inductor launches.
+    None unless all kernels of the label are of one of these kinds. Labels have device time if inductor launches kernels
+    inside a compiled function: its name, or autograd's label for it, is then the innermost name around the kernels.
     """
     if kernels and all(kernel.startswith("triton_") for kernel in kernels):
         return Reason("triton kernel")
@@ -52,8 +52,8 @@ def work_of_label(kernels: Sequence[str]) -> Reason | None:
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
     """Return the reason why a recorded name cannot be called as an op; None if it looks like an op.
 
-    `on_device` says that calls of this name have device time. If so, the name is not taken for a label even if it has
-    no arguments.
+    `on_device` says that calls of this name have device time. Such a name is not taken for a label, even if it has no
+    arguments.
     """
     name = signature.name
     if _GENERATED.match(name):

@@ -21,9 +21,10 @@ from opreplay.traces.model import TensorMeta
 SCHEMA_VERSION = 5
 """Version of the plan format.
 
-1: first version. 2: `storage` of tensors that share memory; `type` of a recorded kernel. 3: the recorded `sequence`. 4:
-`gradients` of an op. 5: `captured` plans, which have no times; they add `capture`, `flops`, the phases, modules and
-places of a sequence, its `collectives`, and the value of a Python number that an op takes as a tensor.
+1: first version. 2: adds `storage` of tensors that share memory, and `type` of a recorded kernel. 3: adds the recorded
+`sequence`. 4: adds `gradients` of an op. 5: adds `captured` plans, which have no times. These have new fields:
+`capture`, `flops`, the phases, modules and places of a sequence, its `collectives`, and the value of a Python number
+that an op takes as a tensor.
 """
 MAX_CALLS = 100_000
 """Maximum number of calls in a sequence."""
@@ -31,16 +32,18 @@ MAX_CALLS = 100_000
 Resolution = Literal[
     "jit", "torch.ops", "import", "python function", "equivalent", "reference", "executor", "process group"
 ]
-"""How a name was resolved. "jit": in the JIT operator registry; "torch.ops": in that registry, registered from Python
-(torch.library); "import": after an allowed import; "python function": a function without a schema in a module that the
-user named; "equivalent": a portable equivalent; "reference": opreplay's reference implementation of a vendor op;
-"executor": a user's executor; "process group": a collective of torch.distributed.
+"""How the name of an op was resolved.
+
+"jit": in the JIT operator registry. "torch.ops": in that registry, registered from Python (torch.library). "import":
+after an allowed import. "python function": a function without a schema in a module that the user named. "equivalent": a
+portable equivalent. "reference": opreplay's reference implementation of a vendor op. "executor": a user's executor.
+"process group": a collective of torch.distributed.
 """
 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]
-"""Value of an argument. Lists have at most two levels. This suffices, because schemas have at most a list of lists. A
-recursive type is not possible, because msgspec cannot decode one.
+"""Value of an argument. Lists have at most two levels, because schemas contain at most lists of lists. The type is not
+recursive, because msgspec cannot decode recursive types.
 """
 
 
@@ -60,11 +63,14 @@ class ReplayArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One argument of a call, by name.
 
     `type` is the schema type's base name: "Tensor", "Tensor[]", "int", "float", "bool", "Scalar", "complex", "str",
-    "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar ones followed by "[]". `tensors`
-    has one entry for "Tensor", n for "Tensor[]" (None for an absent element), and none for other types. A "Tensor" also
-    has a value if it was a Python number: torch makes a 0-dim tensor of it. `value` is JSON-safe: dtypes, devices,
-    layouts and memory formats as "torch.bfloat16", "cuda:0", "torch.strided", "torch.channels_last"; non-finite floats
-    as "inf", "-inf", "nan"; complex as "1+2j"; None for an absent optional.
+    "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar types followed by "[]".
+
+    `tensors` has one entry for "Tensor", n entries for "Tensor[]" (None for an absent element), and none for other
+    types.
+
+    `value` is JSON-safe: dtypes, devices, layouts and memory formats are "torch.bfloat16", "cuda:0", "torch.strided",
+    "torch.channels_last"; non-finite floats "inf", "-inf", "nan"; complex numbers "1+2j". It is None for an absent
+    optional argument. A "Tensor" has a value, too, if it was a Python number, of which torch makes a 0-dim tensor.
     """
 
     name: str
@@ -96,11 +102,17 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Median over calls with device time; None if no call has any."""
     kernels: tuple[RecordedKernel, ...] = ()
     gradient_calls: int | None = None
-    """Number of calls that autograd recorded; None if the trace was not searched for this, or does not show it."""
+    """Number of calls that autograd recorded. None if autograd was not looked for in the trace, or if the trace does
+    not show it.
+    """
     gradient_calls_assumed: int = 0
-    """Number of calls for which it is unknown whether autograd recorded them; not included in `gradient_calls`."""
+    """Number of calls for which it is unknown whether autograd recorded them. They are not counted in
+    `gradient_calls`.
+    """
     children: tuple[str, ...] | None = None
-    """Names of the ops directly below one of the calls, in order; None if they were not requested, or are too many."""
+    """Names of the ops directly below one of the calls, in order. None if they were not requested, or if there are too
+    many.
+    """
     below: tuple[str, ...] | None = None
     """Names of all ops below the call, each one before the ops that it calls. None in the same cases as `children`."""
 
@@ -115,14 +127,20 @@ NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 
 
 class LayerEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence about a call of a layer whose weights are not arguments; guessed sizes must not contradict it."""
+    """Evidence about a call of a layer whose weights are not arguments. Sizes that are guessed for the weights must not
+    contradict it.
+    """
 
     weight_bits: int | None = None
     """Bits per weight, according to the names of the recorded kernels."""
     most_bytes: float | None = None
-    """Maximum bytes that the recorded device can have read in `time_us`; None if device or time is unknown."""
+    """Maximum number of bytes that the recorded device can have read in `time_us`; None if device or time is
+    unknown.
+    """
     most_flops: float | None = None
-    """Maximum FLOPs of 16-bit matrix products that the device can have computed in `time_us`; None if unknown."""
+    """Maximum number of FLOPs in 16-bit matrix products that the device can have computed in `time_us`; None if
+    unknown.
+    """
     device: str = ""
     """Name of the device in the data sheet; "" if the recorded device is unknown."""
     time_us: float = 0.0
@@ -133,7 +151,7 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """One unique op of a trace: how to call it again, or the reason why that is not possible."""
 
     id: str
-    """Stable 12-hex-digit hash of the recorded signature: the same op in two traces has the same id."""
+    """Stable hash of the recorded signature, 12 hex digits. The same op in two traces has the same id."""
     name: str
     """Recorded name: "namespace::op"."""
     count: int
@@ -142,20 +160,22 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     via: str | None = None
     """The op that is actually called if it differs from `name`, e.g. "aten::convolution"."""
     overload: str | None = None
-    """Overload name of the called op; "" for the default overload. None if the op has no schema or is not resolved."""
+    """Overload name of the called op; "" for the default overload. None if the op has no schema, or is not resolved."""
     schema: str | None = None
     """Text of the matched schema, only for display; never parsed."""
     args: tuple[ReplayArg, ...] = ()
     outputs: tuple[TensorMeta | None, ...] | None = None
     """Metadata of the results, from a call on meta tensors; None if unknown."""
     recorded_outputs: tuple[TensorMeta | None, ...] | None = None
-    """Results recorded for one of the calls, with None for a result that is not a tensor; None if not recorded."""
+    """Results recorded for one of the calls; an entry is None for a result that is not a tensor. None if results are
+    not recorded.
+    """
     assumptions: tuple[Assumption, ...] = ()
     reason: Reason | None = None
     """Reason why the op cannot be replayed; if set, `resolved_by` may be None."""
     batch: BatchContext | None = None
-    """Batch (prefill and decode sequences) of the server iteration that made the calls. If several iterations made
-    calls, it is the batch with the most time.
+    """Batch (prefill and decode sequences) of the server iteration that made the calls. If several batches occur, it is
+    the one with the most time.
     """
     ranks: int | None = None
     """Number of processes in a collective, if the trace records it; None for any other op."""
@@ -166,16 +186,18 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     `resolve.gradient_mode`.
     """
     origin: str | None = None
-    """JSON text of the entry in another tool's file that this op came from; data only, written back unchanged."""
+    """JSON text of the entry in another tool's file from which this op was read. It is only data, and is written back
+    unchanged.
+    """
     on_host: bool = False
-    """Whether the op runs on the host even if the step runs on a device, like an optimizer's step counters."""
+    """Whether the op runs on the host even if the step runs on a device. Ops on an optimizer's step counters do."""
     flops: int | None = None
-    """FLOPs of one call. For a recorded call they are computed from its sizes, otherwise by torch.utils.flop_counter's
-    formulas. None if there is no formula, e.g. for elementwise ops.
+    """FLOPs of one call. For a recorded call they are computed from its sizes. All others come from the formulas of
+    torch.utils.flop_counter. None if there is no formula, e.g. for elementwise ops.
     """
     moved_bytes: int | None = None
-    """Bytes that one recorded call moves; each argument and result counts once. None if the recorded sizes do not
-    determine this.
+    """Bytes that one recorded call moves. Each argument and each result counts once. None if the recorded sizes do not
+    suffice.
     """
     work_dtype: str = ""
     """Dtype in which a recorded call computes. The call is compared with the device's peak for this dtype."""
@@ -188,14 +210,15 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     refuted: bool = False
     """Whether the planned call would move or compute more than the recorded device can in the recorded time."""
     unfit: bool = False
-    """Whether no known schema accepts the arguments as written. Their names are then guesses. The op is not resolved,
-    and its time can only be predicted.
+    """Whether no known schema accepts the arguments as written.
+
+    If so, argument names are guesses, the op is not resolved, and its time can only be predicted.
     """
 
     @property
     def called(self) -> str:
-        """Name, "namespace::op", of the op that takes the arguments in `args`. If the op is replayed by an equivalent,
-        this is the recorded op.
+        """Name, "namespace::op", of the op whose arguments are in `args`. If an equivalent op replays the recorded one,
+        this is still the recorded op.
         """
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
@@ -213,7 +236,7 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of a step, which runs at the same time as other calls.
 
-    Positions are indices of the step's calls. An index equal to the number of calls stands for the end of the step.
+    Positions are indices into the step's calls. An index equal to the number of calls stands for the end of the step.
     """
 
     id: str
@@ -251,10 +274,12 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded device time of each call; empty if the trace has no device."""
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     """For each call: (memory numbers of its tensor arguments, memory numbers of its results). Absent tensors are left
-    out; a number is -1 if unknown. Empty if the file does not record memory.
+    out. An unknown number is -1. Empty if the file does not record memory.
     """
     collectives: tuple[CollectiveCall, ...] = ()
-    """Collectives that overlap the calls, in the order of their requests, in a plan that was made for several ranks."""
+    """Collectives that overlap the calls, in the order in which they were requested. Set in a plan made for several
+    ranks.
+    """
     phases: tuple[str, ...] = ()
     """Phase of each call of a captured step: "forward", "backward" or "optimizer"."""
     modules: tuple[int, ...] = ()
@@ -264,7 +289,9 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[tuple[int, int], ...] = ()
     """For each memory of a captured step: (storage number, byte offset)."""
     nested: int = 0
-    """Number of selected calls left out because they were recorded inside another call, which runs them."""
+    """Number of selected calls that are left out because they were recorded inside another call. Replaying that call
+    runs them.
+    """
     cut: int = 0
     """Number of calls left out because the step has more than `MAX_CALLS` calls."""
     device_us_total: float = 0.0
@@ -291,21 +318,23 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_us_total: float
     """Total host time.
 
-    For a trace without device work, it is the time of all outermost events including labels, or, for a phase, the time
-    of the outermost calls in it. Otherwise it is the time of the selected ops. With selection "all", too, it is that of
-    the selected ops, which counts a call again inside each enclosing call.
+    For a trace with device work, or with selection "all", it is the time of the selected ops. With "all", a call counts
+    again inside each enclosing call. For a trace without device work and any other selection, it is the time of all
+    outermost events including labels; if a phase is given, the time of the outermost calls in that phase.
     """
     ops: tuple[ReplayOp, ...]
     sequence: RecordedSequence | None = None
     """The calls of one step in order. None if they were not requested, or if the file does not contain the order."""
     captured: bool = False
-    """Whether the plan was made by `opreplay capture` rather than from a profile: its times are 0 and have no
+    """Whether the plan was made by `opreplay capture` and not from a profile. If so, its times are 0 and have no
     meaning.
     """
     capture: Capture | None = None
     """Facts about a captured step; None for other plans."""
     losses: dict[str, int] = {}
-    """Reason, such as "truncated file" → number of losses when the trace was read; the plan covers the rest."""
+    """Reason, such as "truncated file" → number of losses when the trace was read. The plan covers only what
+    was read.
+    """
     unmatched: tuple[str, ...] = ()
     """Options with a pattern that no selected op matches, such as "--exclude aten::mm"."""
 

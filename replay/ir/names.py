@@ -23,7 +23,9 @@ def split_name(name: str) -> tuple[str, str, str | None] | None:
 
 
 def is_overload(text: str) -> bool:
-    """Check whether a text is a valid overload name; "" is valid. Any other text must never be put into code."""
+    """Check whether a text is a valid overload name; "" is valid. A text that is not valid must never be put
+    into code.
+    """
     return _OVERLOAD.fullmatch(text) is not None
 
 

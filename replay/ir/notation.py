@@ -1,11 +1,12 @@
 # pyright: strict
 """The notation of calls in reports and on the command line: `aten::mm(bf16[4096,1024], bf16[1024,n]{1,1024}, alpha=2)`.
 
-A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. Properties that differ from the defaults follow:
-strides in braces; after `+`, the offset into its memory, in elements like the strides; and after `@`, the number of a
-memory that several tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and integers may be named and
-computed with `+ - * // ^` and parentheses. Lists are written in brackets or parentheses, strings in quotes, dtypes and
-similar values as `torch.bfloat16`. Nothing outside this grammar is evaluated, and it does not need torch.
+A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. Properties that differ from the defaults follow in
+this order: strides in braces; the offset into its memory after `+`, in elements like the strides; and after `@` the
+number of a memory that several tensors of the call share. An example is `f32[4,8]{1,4}+16@0`. Sizes, strides and
+integers may be named and computed with `+ - * // ^` and parentheses. Lists are written in brackets or parentheses,
+strings in quotes, dtypes and similar values as `torch.bfloat16`. Nothing outside this grammar is evaluated. Parsing
+does not need torch.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ _WORDS: dict[str, CallValue] = {
 
 
 def parse_call(text: str, *, sizes: Mapping[str, int] | None = None) -> CallText:
-    """Parse a call, with the values of named sizes in `sizes`. Raises UsageError, which says where parsing stopped."""
+    """Parse a call; `sizes` gives the values of named sizes. Raises UsageError, which says where parsing stopped."""
     head = _head(text)
     reader = _Reader(text.strip()[head.end() :], sizes or {})
     args, kwargs = reader.arguments()
@@ -304,9 +305,7 @@ class _Reader(TokenReader):
         return complex(text) if inner["complex"] else float(text)
 
     def _is_list(self, at: int) -> bool:
-        """Check whether the bracket just before `at` opens a list and not a sum: a list contains a comma or a
-        tensor.
-        """
+        """Check whether the bracket just before `at` opens a list, not a sum. A list contains a comma or a tensor."""
         depth = 0
         for match in re.compile(r"[()\[\],]").finditer(self._text, at):
             sign = match[0]
@@ -411,7 +410,9 @@ class _WholeNumber(_Reader):
 
 
 def tensor_text(meta: TensorMeta) -> str:
-    """Return the tensor in the form that `parse_tensor` reads; strides only if it is not contiguous."""
+    """Return the tensor in the form that `parse_tensor` reads. Strides are written only if the tensor is not
+    contiguous.
+    """
     shape = ",".join(map(str, meta.shape))
     usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
     strides = "" if usual or meta.strides is None else f"{{{','.join(map(str, meta.strides))}}}"
@@ -421,7 +422,9 @@ def tensor_text(meta: TensorMeta) -> str:
 
 
 def call_text(op: ReplayOp) -> str:
-    """Return the op's full call in the form that `parse_call` reads: tensors by position, later arguments by name."""
+    """Return the op's full call in the form that `parse_call` reads. Leading tensors are passed by position, the
+    arguments after them by name.
+    """
     name = f"{op.called}.{op.overload}" if op.overload and "." not in op.called else op.called
     parts: list[str] = []
     by_place = True
@@ -434,7 +437,9 @@ def call_text(op: ReplayOp) -> str:
 
 
 _TENSORS = {"aten::mm": 2, "aten::bmm": 2}
-"""Number of tensor arguments of matrix products. Compiled code passes the result tensor after them."""
+"""Number of tensor arguments of matrix products. In calls by compiled code, the result tensor follows these
+arguments.
+"""
 
 
 def recorded_call_text(signature: OpSignature) -> str:
@@ -472,14 +477,14 @@ def recorded_call_text(signature: OpSignature) -> str:
 
 
 _SINCE = re.compile(r"[._]since_\d{8}(?=\()")
-"""Matches the part of an overload name that gives the first release with its schema (`ops.register`). Some calls have
-it, but the same calls in a profile do not.
+"""Matches the part of an overload name that says in which release its schema appeared (`ops.register`). Only some calls
+have this part; the same calls in a profile do not.
 """
 
 
 def call_identity(op: ReplayOp) -> str:
-    """Return the text that identifies a call in tables of measurements and device files, whichever schema it was read
-    with.
+    """Return the text that identifies a call in tables of measurements and in device files. It is the same for all
+    releases of the call's schema.
     """
     return _SINCE.sub("", call_text(op), count=1)
 
@@ -487,8 +492,8 @@ def call_identity(op: ReplayOp) -> str:
 def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
     """Map op ids to the arguments that tell an op from others with the same name and inputs, e.g. "dim=1 · k=True".
 
-    `ops` are (id, name, inputs, call). The text is "" if no other op has the same name and inputs, or if the calls are
-    unknown or equal.
+    `ops` are (id, name, inputs, call). The text is "" if no other op has the same name and inputs. It is also "" if the
+    calls are unknown or equal.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for id_, name, inputs, call in ops:
@@ -502,8 +507,8 @@ def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str
 
 
 def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the arguments that differ between calls, by name or position. Floats are shortened unless this makes calls
-    equal.
+    """Return the arguments that differ between calls, by name or position. Floats are shortened, unless different calls
+    would then look equal.
     """
     names = dict.fromkeys(name for args in calls.values() for name in args)
     differing = [name for name in names if len({args.get(name) for args in calls.values()}) > 1]
@@ -523,7 +528,9 @@ def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[s
 
 
 def argument_texts(call: str) -> dict[str, str]:
-    """Return the arguments of a `call_text` as unparsed texts, by name or else by position ("0", "1", ...)."""
+    """Return the arguments of a `call_text` as unparsed texts, by name, or by position ("0", "1", ...) if they have no
+    name.
+    """
     head, _, rest = call.partition("(")
     texts: dict[str, str] = {"op": head} if head else {}
     for place, piece in enumerate(_split(rest.removesuffix(")"))):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""JSON that is safe to show in a terminal: control characters and bidirectional marks in texts are escaped."""
+"""JSON that is safe to show in a terminal. Control characters and bidirectional marks in texts are escaped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Reads and writes plans as JSON files, without loss; checks versions before fields, and fields before any call."""
+"""Reads and writes plans as JSON files, without loss. The version is checked before the fields are read, and the fields
+before any op is called.
+"""
 
 from __future__ import annotations
 

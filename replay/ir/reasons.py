@@ -1,5 +1,5 @@
 # pyright: strict
-"""The complete list of reasons why an op is not replayed, with the ops, calls and time that each reason concerns.
+"""The complete list of reasons why an op is not replayed, and totals of ops, calls and time for each reason.
 
 This module defines the kinds of reasons and their meaning. The code that finds an obstacle writes the detail.
 Independent of torch and file formats.
@@ -54,10 +54,12 @@ NOT_NEEDED = " is not used: the op can be replayed without it"
 
 WHILE_IT_RAN = "the run's time was over while it ran"
 SHARE_TAKEN = "no result after"
-"""Start of the reason detail of an op that was stopped when the run's time, or the op's share of it, was over."""
+"""Start of the detail in the reason of an op that was stopped because the run's time, or the op's share of that time,
+was over.
+"""
 
 DETAILED = frozenset(KINDS) - {"collective", "triton kernel", "label, not an op"}
-"""Kinds that are meaningless without a detail: what is missing, forbidden, too large or broken."""
+"""Kinds of reasons that need a detail to have a meaning: what is missing, forbidden, too large or broken."""
 
 LOST: frozenset[ReasonKind] = frozenset({"rank lost", "worker lost"})
 """Kinds that say nothing about the op, because its processes were ended from outside."""
@@ -67,8 +69,9 @@ TRIED: frozenset[ReasonKind] = frozenset({"failed", "internal error"})
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why one op is not replayed: a kind from the closed list, and a detail. Raises ValueError for any other kind, or
-    if a detail is required and missing.
+    """Why one op is not replayed: a kind from the closed list, and a detail.
+
+    Raises ValueError for a kind that is not in the list, or if the kind requires a detail and it is missing.
     """
 
     kind: ReasonKind
@@ -109,7 +112,7 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Share of the recorded time, from 0 to 1, of the same total as the shares of single ops."""
     details: tuple[DetailTotal, ...] = ()
-    """Totals for each detail, those with the most time first. Ops without a detail are not included."""
+    """Totals for each detail, in order of time, largest first. Ops without a detail are not included."""
 
 
 NOT_GIVEN = Reason("failed", "no reason given")
@@ -117,8 +120,9 @@ NOT_GIVEN = Reason("failed", "no reason given")
 
 
 def total_reasons(entries: Iterable[tuple[str, str, int, float]]) -> tuple[ReasonTotal, ...]:
-    """Return totals by kind from (kind, detail, calls, share) of each op that has a reason, those with the most time
-    first.
+    """Return totals for each kind of reason, in order of time, largest first.
+
+    `entries` has (kind, detail, calls, share) for each op that has a reason.
     """
     kinds: dict[str, dict[str, list[float]]] = {}
     for kind, detail, calls, share in entries:
@@ -146,14 +150,14 @@ def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
 
 
 DETAIL_CHARS = 300
-"""Maximum length of a detail: errors of torch can be pages long, but a reason is one line."""
+"""Maximum length of a detail. Errors of torch can be pages long, but a reason is one line."""
 
 
 def reason_for(error: Exception) -> Reason:
     """Return the reason that describes an error.
 
-    It is "budget" if memory ran out, and "internal error" for an error in opreplay's own code. Otherwise it is "failed"
-    with the error's type and first line.
+    Its kind is "budget" if memory ran out, and "internal error" for an error in opreplay's own code. Otherwise it is
+    "failed", with the error's type and first line as the detail.
     """
     if isinstance(error, InternalError):
         return Reason("internal error", error.problem)
@@ -178,21 +182,21 @@ _LACKS_KERNEL = re.compile(
 def refuses_arguments(reason: Reason) -> bool:
     """Check whether a call failed because its arguments do not match each other.
 
-    Such a call would fail on any device. False if the machine lacks a kernel or a library, or if the error does not
-    show the cause.
+    Such a call would fail on any device. The result is False if the machine lacks a kernel or a library, or if the
+    error does not show its cause.
     """
     raised_by = reason.detail.split(":", 1)[0]
     return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
 
 
 IMPOSSIBLE_SHAPE = "a valid shape"
-"""Start of the reason detail for ops with an impossible tensor. Such a tensor has a negative size, or more elements
-than 64 bits can count.
+"""Start of the detail in the reason of ops with an impossible tensor. Such a tensor has a negative size, or more
+elements than 64 bits can count.
 """
 
 
 class NotReplayable(OpReplayError):
-    """Raised to skip one op, never to end the run. It carries the reason that the op's result shows."""
+    """Raised to skip one op; it never ends the run. It carries the reason that is shown in the op's result."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known about the op.")
@@ -200,5 +204,7 @@ class NotReplayable(OpReplayError):
 
 
 def not_needed(note: str) -> str | None:
-    """Return the registration that a note describes as not used, as "name (file.py:line)"; None for other notes."""
+    """Return the registration that a note describes as not used, as "name (file.py:line)". None if the note is about
+    something else.
+    """
     return note.removesuffix(NOT_NEEDED) if note.endswith(NOT_NEEDED) else None

@@ -1,6 +1,6 @@
-"""One recorded call as typed values, read from the four metadata columns that a trace has for arguments.
+"""One recorded call as typed values. They are read from the four columns of argument metadata that a trace has.
 
-This module parses spellings, texts and gaps. `schema` handles schemas, and `inference` missing values.
+This module parses spellings, texts and gaps. `schema` handles schemas, `inference` missing values.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from opreplay.traces.literals import parse_literal, plain_float
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
-"""Kind of an argument according to the trace. "absent": an empty entry, i.e. None, a string, a device, or a list too
-long to record. "unknown": no types were recorded.
+"""Kind of an argument according to the trace.
+
+"absent": the entry is empty. The argument is None, a string, a device, or a list that is too long to record. "unknown":
+no types were recorded.
 """
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
@@ -71,7 +73,7 @@ class RecordedArg(msgspec.Struct, frozen=True, kw_only=True):
     """Plain scalar (complex as text) or tuple of scalars; MISSING if not recorded."""
     strides_recorded: bool = True
     unlike_strided: bool = False
-    """Whether strides were recorded for the call but not for this tensor. The tensor then is sparse or has another
+    """Whether strides were recorded for the call, but not for this tensor. The tensor is then sparse, or has another
     layout without strides.
     """
 
@@ -96,8 +98,8 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
 
 
 def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
-    """Return the results of a recorded call; an entry is None if the result is not a tensor of known dtype. None if
-    results were not recorded.
+    """Return the results of a recorded call; None if they were not recorded. An entry is None if the result is not a
+    tensor of known dtype.
     """
     if signature.results is None:
         return None
@@ -149,7 +151,9 @@ def _is_nested(dims: Any) -> bool:
 
 
 def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory], text: str | None) -> RecordedArg:
-    """Return a tensor argument; an unknown dtype of a tensor with dimensions becomes "", to be inferred later."""
+    """Return a tensor argument. If the dtype of a tensor with dimensions is unknown, it becomes "", to be inferred
+    later.
+    """
     if not _are_integers(dims):
         return _absent(text) if dtype is None else RecordedArg(kind="unknown", value=MISSING)
     if dtype is None and not dims:
@@ -162,7 +166,7 @@ def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory]
 
 
 def _untyped(dims: Any) -> RecordedArg:
-    """Return an argument without a type: a tensor if it has dimensions, otherwise of unknown kind."""
+    """Return an argument without a type. If it has dimensions, it is a tensor; otherwise its kind is unknown."""
     if _is_nested(dims):
         return _tensor_list(dims, None, None, ())
     if dims and _are_integers(dims):
@@ -171,7 +175,7 @@ def _untyped(dims: Any) -> RecordedArg:
 
 
 def _tensor_list(dims: Any, strides: Any, dtypes: Sequence[str] | None, memory: Sequence[Memory]) -> RecordedArg:
-    """Return a list of tensors; their dtype is "" if element types were not recorded, and an absent element is None."""
+    """Return a list of tensors. If element types were not recorded, their dtype is "". An absent element is None."""
     if not dims or not all(map(_are_integers, dims)):
         return RecordedArg(kind="tensors", tensors=None, strides_recorded=False)
     nested = isinstance(strides, tuple) and len(strides) == len(dims)
@@ -190,7 +194,7 @@ def _tensor_list(dims: Any, strides: Any, dtypes: Sequence[str] | None, memory: 
 
 
 def _meta(dims: Any, dtype: str, strides: Any, memory: Memory | None) -> TensorMeta:
-    """Return a tensor's metadata; strides of the wrong rank (sparse and nested tensors) count as not recorded."""
+    """Return a tensor's metadata. Strides of the wrong rank, as of sparse and nested tensors, count as not recorded."""
     shape = tuple(dims)
     if not _are_integers(strides) or len(strides) != len(shape):
         strides = () if not shape else None
@@ -214,7 +218,9 @@ def _plain(value: Any) -> Any:
 
 
 def plain_number(value: Any) -> Any:
-    """Return a number in a form that JSON supports: text for complex and non-finite numbers; other values unchanged."""
+    """Return a number in a form that JSON supports. Complex and non-finite numbers become text; other values stay
+    unchanged.
+    """
     if isinstance(value, complex):
         return str(value).strip("()")
     if isinstance(value, float):

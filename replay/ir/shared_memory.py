@@ -1,7 +1,7 @@
 # pyright: strict
 """Finds groups of tensors of one call that share memory.
 
-A group is kept only if the call stays valid. This module manages the numbers in `TensorMeta.storage`; `tensors`
+A group is kept only if the call stays valid with it. This module manages the numbers in `TensorMeta.storage`; `tensors`
 allocates memory, and `recorded` reads the trace.
 """
 
@@ -20,7 +20,7 @@ MIXED = "given separate memory, because it shared bytes with a tensor of another
 INDEXED = "given separate memory, because its indices must be valid for this argument"
 REFUSED = "given separate memory, because this implementation refuses arguments that share memory"
 LARGE_BYTES = 1 << 20
-"""Minimum size in bytes of a tensor that no longer is in a core's nearest caches when it is read again."""
+"""Minimum size, in bytes, of a tensor that a core's nearest caches no longer hold when it is read a second time."""
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -35,10 +35,10 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
 
 
 def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Renumber shared memories from 0, and return a note for each tensor that gets its own memory instead.
+    """Renumber shared memories from 0. Return a note for each tensor that gets its own memory instead.
 
     A memory that only one tensor uses loses its number. Integers share memory only with tensors of their own dtype,
-    because data of another dtype, read as integers, would be out of range.
+    because data of another dtype would be out of range when it is read as integers.
     """
     memories = groups(args)
     if not memories:
@@ -58,8 +58,8 @@ def normalize_sharing(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...
 def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
     """Return the names of large arguments that may be one and the same tensor.
 
-    Only large ones are returned, because for them it matters whether one tensor or two are read. () if the memory of
-    any argument is known, and for calls that write to an argument.
+    Only for large arguments does it matter whether one tensor or two are read. () if the memory of any argument is
+    known, and for calls that write to an argument.
     """
     args = tuple(args)
     if any(arg.mutated for arg in args) or groups(args):
@@ -77,7 +77,10 @@ def possibly_same_tensor(args: Iterable[ReplayArg]) -> tuple[str, ...]:
 def give_own_memory(
     args: tuple[ReplayArg, ...], why: str, *, integers_only: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Give arguments (with `integers_only`, those sharing memory with integers) their own memory, with a note each."""
+    """Give each argument that shares memory its own memory, and return a note for each.
+
+    With `integers_only`, this is done only for arguments that share memory with integers.
+    """
     chosen = {
         number: members
         for number, members in groups(args).items()
@@ -91,7 +94,7 @@ def give_own_memory(
 
 
 def is_floating(dtype: str) -> bool:
-    """Check whether a torch dtype name is a float or complex type; bool, integers and packed types are not."""
+    """Check whether a torch dtype name is a float or complex type. Bool, integers and packed types are not."""
     return dtype.startswith(_FLOATING)
 
 
@@ -101,8 +104,8 @@ def reach_bytes(meta: TensorMeta) -> int:
 
 
 def sharing(args: Iterable[ReplayArg]) -> dict[str, tuple[str, ...]]:
-    """Map each argument to the arguments that share its memory, including itself if two tensors of its list share
-    memory.
+    """Map each argument to the arguments that share its memory. If two tensors of its list share memory, the argument
+    itself is among them.
     """
     out: dict[str, dict[str, None]] = defaultdict(dict)
     for members in groups(args).values():

@@ -1,8 +1,8 @@
 # pyright: strict
 """Computes from metadata how many bytes an op needs, before anything is allocated.
 
-Sizes are logical: a tensor expanded by stride 0 counts with its full size. The reason is that an op that reads it may
-write it out in full (`empty_strided((2**40,), (0,)) + 1` requests 4 TB). Independent of torch and devices.
+Sizes are logical: a tensor expanded by stride 0 counts with its full size. An op that reads such a tensor may write it
+out in full: `empty_strided((2**40,), (0,)) + 1` requests 4 TB. Independent of torch and devices.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
 """Names of int[] arguments that are the shape of the tensor that an op creates."""
 FLAG = "--set max_op_memory"
 ABSURD = "sizes larger than any memory"
-"""Start of the reason detail for ops with a tensor larger than any memory. These ops cannot be called, so no time is
-predicted for them.
+"""Start of the detail in the reason of ops with a tensor larger than any memory. These ops cannot be called, so no time
+is predicted for them.
 """
 SIZES_SHOWN = 4
 """Maximum number of dimensions that a message shows."""
@@ -43,7 +43,9 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element of a torch dtype; 8 for an unknown dtype, to avoid an underestimate."""
+    """Return the bytes of one element of a torch dtype. An unknown dtype counts as 8 bytes, to avoid an
+    underestimate.
+    """
     return ITEMSIZE_BYTES.get(dtype, 8)
 
 
@@ -57,7 +59,8 @@ def extent(meta: TensorMeta) -> int:
 
 
 def base_elements(op: ReplayOp) -> int:
-    """Return the number of elements that the storage of the first argument must have; 0 if its own metadata tells.
+    """Return the number of elements that the storage of the first argument must have; 0 if the argument's own metadata
+    suffices.
 
     `aten::as_strided` may access any part of a storage, but the profiler records only the shape of one view of it.
     """
@@ -94,7 +97,7 @@ def need_of(op: ReplayOp) -> Need:
     """Return the bytes that one call needs for inputs and outputs.
 
     Inputs are computed from metadata. Outputs are taken from the plan if it contains them. Otherwise they are estimated
-    as the maximum of the largest input, the requested size, and all tensors broadcast together.
+    as the largest of three sizes: the largest input, the requested size, and all tensors broadcast together.
     """
     metas = list(tensors_of(op))
     inputs = _input_bytes(metas)
@@ -126,7 +129,9 @@ def _input_bytes(metas: list[TensorMeta]) -> int:
 
 
 def is_in_place(op: ReplayOp) -> bool:
-    """Check whether the op returns its input: torch's trailing underscore, confirmed by the schema."""
+    """Check whether the op returns its input. Torch marks such ops with a trailing underscore; the schema must confirm
+    it.
+    """
     return op.name.endswith("_") and any(arg.mutated for arg in op.args)
 
 
@@ -175,7 +180,9 @@ def _magnitude(number: int) -> str:
 
 
 def is_impossible(op: ReplayOp) -> bool:
-    """Check whether an op cannot run on any device, because of tensor sizes or because its arguments do not match."""
+    """Check whether an op cannot run on any device. The cause is the size of its tensors, or arguments that do not
+    match.
+    """
     reason = op.reason
     if reason is None:
         return False
@@ -192,7 +199,7 @@ def absurd_results(op: ReplayOp) -> Reason | None:
 
 
 def _elements_asked_for(arg: ReplayArg) -> int:
-    """Return the number of elements that a size argument requests; negative entries (sizes to infer) count as 1."""
+    """Return the number of elements that a size argument requests. Negative entries, which torch infers, count as 1."""
     if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
         return 0
     return math.prod(max(1, n) for n in arg.value if isinstance(n, int))
@@ -213,7 +220,7 @@ def _broadcast_elements(metas: list[TensorMeta]) -> int:
 
 
 MAX_PIECES = 65_536
-"""Maximum number of results of one op; `split` by 1 of a huge dimension would create billions."""
+"""Maximum number of results of one op. `split` by 1 of a huge dimension would create billions."""
 _SPLITTERS = names_in(
     """
     split split_with_sizes unbind chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step as every command reports it: its duration, what the device did, and the bottleneck."""
+"""One step as every command reports it: how long it took, what the device did, and what limited it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE_CAUSES = {
 }
 """Causes of idle time: readable names by key in `StepReport.idle_us` (with the prefix `idle_` in `Categories`)."""
 Bound = Literal["host", "communication", "device", "mixed", "host alone", "unknown"]
-"""What limits the step; "unknown" if device times are impossible, or if the clocks of host and device differ."""
+"""What limits the step. "unknown" if device times are impossible, or if the clocks of host and device differ."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +33,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     host_us: float
     """Length of the marked range on its host thread."""
     device_us: float
-    """Time from the start of the first to the end of the last device task launched in that range; 0 without any."""
+    """Time from the start of the first to the end of the last device task launched in that host range; 0 without any
+    task.
+    """
     step_us: float
     """Time from the completion of the previous step to the completion of this one.
 
-    If no previous step is recorded, it is the host time or the device time, whichever is longer. A trace without marked
-    steps is one step from its first to its last event.
+    If no previous step is recorded, it is the longer one of host time and device time. A trace without marked steps is
+    one step from its first to its last event.
     """
 
 
@@ -56,14 +58,16 @@ class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of all modules of one class at one position in the module tree, including everything they call; in µs."""
+    """Time, in µs, of all modules of one class at one position in the module tree. It includes everything that they
+    call.
+    """
 
     name: str
     count: int
     """Number of different modules of this class at this position."""
     depth: int
-    """Nesting depth; 0 for the outermost module. In a list, a module is followed by the modules that it calls, which
-    have the next depth.
+    """Nesting depth; 0 for the outermost module. In a list, each module is followed by the modules that it calls, whose
+    depth is greater by one.
     """
     device_us: float
     """Sum of the device task times."""
@@ -77,7 +81,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time, in µs, on the critical path between ops that was spent in one Python function or marked range."""
+    """Time, in µs, on the critical path between ops that one Python function or marked range took."""
 
     name: str
     """Recorded name: "transformers/image_utils.py(301): resize"."""
@@ -87,7 +91,9 @@ class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Return the name without folders and line: "image_utils.resize", with "(data loading)" if this applies."""
+        """Return the name without folders and line, e.g. "image_utils.resize". For data loading, "(data loading)"
+        follows.
+        """
         place, colon, function = self.name.partition("): ")
         module = place.rpartition("(")[0].rpartition("/")[2].removesuffix(".py")
         text = f"{module}.{function}" if colon and module else self.name.strip("<>").removeprefix("nn.Module: ")
@@ -104,13 +110,15 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Number of marked steps in the trace."""
     steps_with_work: int = 0
-    """Number of marked steps that launch device work, or that run ops if the trace has no device work."""
+    """Number of marked steps that launch device work. If the trace has no device work, the number of marked steps that
+    run ops.
+    """
     launches: int = 0
     """Number of calls in the marked range that launch kernels."""
     launches_without_kernel: int = 0
-    """Number of launches whose kernel is not recorded. The time of these kernels therefore counts as idle."""
+    """Number of launches whose kernel is not recorded. The time of these kernels is unknown and counts as idle."""
     launches_unknown: bool = False
-    """Whether no launch of the step's device work is recorded, so that it is unknown whether the device waited for the
+    """Whether no launch of the step's device work is recorded. It is then unknown whether the device waited for the
     host.
     """
     doubts: Doubts = Doubts()
@@ -118,18 +126,22 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     host_us: float
     """Length of the marked range on its host thread."""
     asked: bool = False
-    """Whether the user requested this step. If not, it is the step of median length among those that launch work."""
+    """Whether the user requested this step. If not, it is the step of median length among the steps that
+    launch work.
+    """
     all_host_us: tuple[float, float] | None = None
     """(shortest, longest) host range of all marked steps with work."""
     begin_us: float
-    """Time from the start of the host range until the device finished the work of the previous step."""
+    """Time from the start of the step's host range until the device had finished the work of the previous step."""
     accelerator: Literal["GPU", "NPU", "device"]
     bound: Bound
     window: Window
     device_sum_us: float
-    """Sum of all device task times and of an NPU's collectives, counting overlapping time several times."""
+    """Sum of the times of all device tasks and of an NPU's collectives. Time in which several overlap counts several
+    times.
+    """
     busy_us: float
-    """Time during which the device works; for a step on the host only, time during which any thread runs an op."""
+    """Time during which the device works. For a step on the host alone, time during which any thread runs an op."""
     communication_us: float
     """Time of communication that no computation overlaps."""
     idle_us: dict[str, float]
@@ -137,15 +149,15 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     largest: tuple[tuple[str, float], ...]
     """What the host did on the critical path: at most three names with times, longest first."""
     python: tuple[PythonTime, ...] = ()
-    """At most three Python functions with their time between ops on the critical path, the longest first. Empty if the
-    trace names none.
+    """At most three Python functions, with the time that they took between ops on the critical path, longest first.
+    Empty if the trace names no Python functions.
     """
     copied_host_share: float
-    """Share of the critical path that is host time. Predictions copy this time from the recording."""
+    """Fraction of the critical path that is host time. Predictions copy this time from the recording."""
     unknown_wait_us: float
     """Waiting time on the critical path that no recorded event explains."""
     blocked_us: float
-    """Host time in calls that always wait for the device, if it is unknown for which work they wait."""
+    """Host time in calls that always wait for the device, if it is unknown for which device work they wait."""
     modules: tuple[ModuleTime, ...] = ()
     """The tree of modules, outer before inner; empty if the trace names none."""
     socs: dict[str, StepOnDevice] = {}

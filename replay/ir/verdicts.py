@@ -1,5 +1,7 @@
 # pyright: strict
-"""Verdicts about an op: from calls on meta tensors, and from comparing results with the op's own implementation."""
+"""Verdicts about an op: from calling it on meta tensors, and from comparing its results with those of the op's own
+implementation.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,17 @@ import msgspec
 
 MetaStatus = Literal["ok", "differs", "no meta kernel", "data-dependent", "failed"]
 META_WRONG: frozenset[MetaStatus] = frozenset({"differs", "failed"})
-"""Verdicts that an op is wrong; other verdicts mean that it is valid, or that meta tensors cannot show it."""
+"""Verdicts that an op is wrong. The other verdicts mean that it is valid, or that meta tensors cannot show it."""
 
 
 class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of calling one op on meta tensors, without computing: shows whether the op accepts the arguments."""
+    """Result of calling one op on meta tensors, where nothing is computed. It shows whether the op accepts the
+    arguments.
+    """
 
     status: MetaStatus
     """The verdict. "ok": the op accepts the arguments, and no result differs from a recorded one. "data-dependent":
-    sizes or values depend on the contents of tensors.
+    sizes or values of the results depend on the contents of tensors.
     """
     detail: str = ""
     results_compared: int = 0
@@ -28,12 +32,12 @@ class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ValueStatus = Literal["agrees", "differs", "own", "not compared"]
-"""Result of comparing values. "own": the recorded op's own implementation ran, so nothing had to be compared."""
+"""Result of comparing values. "own": the recorded op's own implementation ran, so there was nothing to compare with."""
 Against = Literal["torch", "library", "stand-in"]
 
 
 class ValueCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of one op's results with the recorded op's own implementation on the same arguments."""
+    """Comparison of one op's results with those of the recorded op's own implementation on the same arguments."""
 
     status: ValueStatus
     against: Against | None = None

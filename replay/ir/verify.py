@@ -1,8 +1,8 @@
 # pyright: strict
 """Checks that a plan is well-formed.
 
-Every pass must keep it well-formed. A plan file is checked before any op is called. This module checks form, not
-policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
+Every pass must keep the plan well-formed. A plan file is checked before any op is called. This module checks form, not
+policy: whether an op may run is checked again when the op is resolved (`resolve.find_overload`).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _verify_tensors(where: str, arg: ReplayArg) -> None:
 
 
 def _is_wrapped(arg: ReplayArg) -> bool:
-    """Check whether the value of a tensor argument is a number that torch wraps as a 0-dim tensor, or None."""
+    """Check whether the value of a tensor argument is None, or a number that torch wraps as a 0-dim tensor."""
     if arg.value is None:
         return True
     meta = arg.tensors[0] if arg.tensors else None

@@ -34,7 +34,9 @@ class Calls:
     """Calls written as text, as the source of a job."""
 
     def __init__(self, written: Sequence[Written], *, skip_invalid: bool = False) -> None:
-        """With `skip_invalid`, invalid texts are skipped. If all texts are invalid, `make_plan` raises."""
+        """Set the texts of the calls. With `skip_invalid`, invalid texts are skipped. If all are invalid, `make_plan`
+        raises.
+        """
         self.written = tuple(written)
         self.skip_invalid = skip_invalid
         self.ids: tuple[str, ...] = ()
@@ -75,7 +77,7 @@ class Calls:
 
 
 def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequence[Consumer] = ()) -> Cases:
-    """Predict the calls of a job on its simulated devices; with `measure`, also measure each op on this machine.
+    """Predict the calls of a job on its simulated devices. With `measure`, also measure each op on this machine.
 
     A call with contradictory arguments has a reason and no times. A call that cannot run here, or fails, keeps its
     prediction. If the user's estimator or tile program for a call fails, the call has no prediction. `faults` collects
@@ -123,7 +125,7 @@ def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequ
 
 
 def _assumed_of(job: Job, op: ReplayOp, result: OpResult) -> tuple[str, ...]:
-    """Return what the cost rule of a call assumes or leaves out; nothing if its kernels were not predicted."""
+    """Return what the cost rule of a call assumes or leaves out. If no kernels were predicted, return nothing."""
     from opreplay.replay.ascend.lowering import lower
 
     if not any(prediction.kernels for prediction in result.simulated.values()):

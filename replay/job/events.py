@@ -1,9 +1,9 @@
 # pyright: strict
 """The events of a job, in order.
 
-A run starts with `Planned` and `Started`. For each op follow `Progress`, `Predicted`, and one of `Measured`, `Skipped`
-and `Failed`. The last event is `Ended`. Events of different ops may overlap. Progress bars, result files and tests use
-the same events.
+A run starts with `Planned` and `Started`. Each op has `Progress`, `Predicted`, and one of `Measured`, `Skipped` and
+`Failed`. The last event is `Ended`. Events of different ops may overlap. Progress bars, result files and tests use the
+same events.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the next op, or the current pass of a sequence."""
     elapsed_s: float
     remaining_s: float | None
-    """Estimated time left in seconds, at most the rest of the time budget; None if it cannot be estimated yet."""
+    """Estimated time left in seconds, but at most the rest of the time budget. None if it cannot be estimated yet."""
     cut: bool = False
     """Whether the time budget will probably be used up before the last op."""
 
@@ -68,7 +68,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
     op: ReplayOp
     simulated: dict[str, Simulated]
-    """Device → prediction, in the order of the devices. Empty for an op without recorded arguments."""
+    """Prediction for each device, in the order of the devices. Empty for an op without recorded arguments."""
     why: tuple[str, ...] = ()
     """Reasons for missing predictions: one line per device."""
     errors: tuple[CustomOpError | InternalError, ...] = ()

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One job: a source, the selected ops, the settings and the simulated devices; each stage runs on demand."""
+"""One job: a source, the selected ops, the settings and the simulated devices. Each stage runs on demand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Job:
         settings: Settings | None = None,
         devices: Sequence[str] = (),
     ) -> Job:
-        """Return a job whose devices are loaded from names or device files. Plugins must be loaded before.
+        """Return a job with devices that are loaded from names or device files. Plugins must be loaded before.
 
         Raises UsageError for an unknown device or an invalid initializer setting, and FormatError for an invalid values
         file.
@@ -139,8 +139,9 @@ class Job:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """Plan of the unique ops, each with its arguments or the reason why it cannot be replayed. Raises the errors of
-        `plan_of`.
+        """Plan of the unique ops, each with its arguments or the reason why it cannot be replayed.
+
+        Raises the errors of `plan_of`.
         """
         if isinstance(self.source, MakesPlan):
             return self.source.make_plan(self)
@@ -208,7 +209,7 @@ class Job:
         return map(self.predict_op, self.plan.ops)
 
     def expected_results(self, checks: Mapping[str, MetaCheck] | None = None) -> tuple[list[OpResult], list[Predicted]]:
-        """Return (results before any measurement, predictions); `checks` maps op ids to checks on meta tensors."""
+        """Return (results before any measurement, predictions). `checks` maps op ids to checks on meta tensors."""
         from opreplay.replay.job.planned import planned_results
 
         predictions: dict[str, Predicted] = {}
@@ -236,10 +237,10 @@ class Job:
         return PlannedStep(self.plan, self.contents)
 
     def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
-        """Return the report of the recorded step, as `timeline` does. None if there is no trace or if the selection
-        excludes ops.
+        """Return the report of the recorded step, as `timeline` does.
 
-        If this job read the trace without its activity, `timed` is the same trace read with it.
+        None if there is no trace or if the selection excludes ops. If this job read the trace without its activity,
+        `timed` must be the same trace read with its activity.
         """
         from opreplay.replay.ascend.simulate.step_residency import PlannedStep
         from opreplay.replay.timeline.timeline import step_of
@@ -255,7 +256,7 @@ class Job:
         return step_of(trace, devices=devices, planned=planned)
 
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
-        """Measure and predict every op; yield events, see `run_events`.
+        """Measure and predict every op, and yield events as `run_events` does.
 
         If `engine` is given, it replaces the engine from the settings. `beside` says that another job measures on the
         same device at the same time.
@@ -312,8 +313,9 @@ class Job:
 
 
 def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
-    """Return a captured plan with fused kernels in place of its calls. Other inputs are returned unchanged. Raises
-    UsageError if fused kernels are requested for a trace.
+    """Return a captured plan with fused kernels in place of its calls.
+
+    Other inputs are returned unchanged. Raises UsageError if fused kernels are requested for a trace.
     """
     if isinstance(read, ReplayPlan) and read.captured:
         from opreplay.replay.capture.serving.form import as_served
@@ -331,20 +333,23 @@ def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
 
 
 def planned_step(trace: Trace, devices: Sequence[DeviceProfile]) -> PlannedStep | None:
-    """Return the ops of a trace's step and the contents of their arguments, to predict them; None without devices."""
+    """Return the ops of a trace's step and the contents of their arguments, for predictions. None without devices."""
     return Job(trace, settings=Settings(order=True)).planned_step if devices else None
 
 
 def is_plain(settings: Settings) -> bool:
-    """Check that the settings use no user code and that no plugin is installed. Only then may plans be cached."""
+    """Check that the settings use no user code and that no plugin is installed. Plans may be cached only in
+    this case.
+    """
     from opreplay.replay import plugins
 
     return not (settings.plugins or plugins.registrations() or plugins.any_installed())
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | CachedContents:
-    """Return a provider of the expected contents of arguments. If `plan_to_keep` returns a plan, the provider uses the
-    cache.
+    """Return a provider of the expected contents of arguments.
+
+    If `plan_to_keep` returns a plan, the provider uses the cache.
 
     Raises UsageError for an invalid initializer module or setting, and FormatError for an invalid values file.
     """

@@ -77,12 +77,12 @@ def run_events(
     engine: Engine | None = None,
     earlier: ResultFile | None = None,
 ) -> Events:
-    """Measure and predict every op of a plan; yield events.
+    """Measure and predict every op of a plan, and yield events.
 
     If `engine` is given, it replaces the engine from the options. `earlier` has results of an interrupted run, which is
     then resumed. With mode "sequence", the results are those of one recorded step, followed by a record of the whole
-    sequence. The last event is always `Ended`; if an error is raised next, `Ended` contains it. With `stop_on_error`,
-    the run ends after the first failed op.
+    sequence. With `stop_on_error`, the run ends after the first failed op. The last event is always `Ended`. If an
+    error is raised next, `Ended` contains it.
 
     Before the first event, raises UsageError or FormatError for values that fit no op, and UsageError for a sequence
     without recorded order. Before `Started`, raises EnvironmentRefused if the device is missing, and UsageError if
@@ -189,6 +189,7 @@ class _Run:
 
     def _decide(self, op: ReplayOp) -> Outcome | None:
         """Return the outcome of an op that the plan or the time budget excludes from running; None if the op is to run.
+
         Raises KeyboardInterrupt if an interrupt was requested.
         """
         raise_if_asked()
@@ -247,7 +248,9 @@ class _Run:
     def _progress(
         self, current: str | None, elapsed_s: float, done_before: int = 0, limit_s: float | None = None
     ) -> Progress:
-        """Return the progress; `done_before` ops were done by the earlier run, `limit_s` is the time budget."""
+        """Return the progress. `done_before` is the number of ops of the earlier run, and `limit_s` is the
+        time budget.
+        """
         done, total = len(self._results), len(self._plan.ops)
         remaining = elapsed_s / (done - done_before) * (total - done) if done > done_before else None
         limit_left_s = None if limit_s is None else max(0.0, limit_s - elapsed_s)
@@ -270,8 +273,9 @@ class _Run:
 
 
 def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
-    """Return the memory limit of an op: the limit of the resumed run, otherwise a worker's share of half the free
-    memory.
+    """Return the memory limit of an op.
+
+    It is the limit of the resumed run, otherwise a worker's share of half the free memory.
     """
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes

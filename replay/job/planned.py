@@ -23,7 +23,7 @@ OverBudget = Literal["shrink", "skip"]
 
 
 def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink") -> Reason | None:
-    """Return why an op would not run: the plan's reason, or a memory budget that it exceeds even when shrunk."""
+    """Return why an op would not run: the plan's reason, or a memory budget that it exceeds even after shrinking."""
     if op.reason is not None or max_op_bytes is None:
         return op.reason
     return over_budget(op if over == "skip" else shrink_to_limit(op, max_op_bytes).op, max_op_bytes)

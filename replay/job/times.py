@@ -13,8 +13,9 @@ from opreplay.traces.model import Trace
 
 
 def simulated_times(read: Trace | ReplayPlan, soc: str, select: str = "owner") -> Times:
-    """Predict the time of one call of each op on a device. The caches are in the state in which earlier calls of the
-    step leave them.
+    """Predict the time of one call of each op on a device.
+
+    The caches are in the state in which earlier calls of the step leave them.
 
     Raises UsageError for an unknown device.
     """

@@ -1,7 +1,7 @@
 """Capture a step in several sizes, and predict each size on devices.
 
-The step is either a model from a config file with several batches and contexts, or what a user's function returns when
-it is called with the sizes.
+The step comes from a model's config file with several batches and contexts, or from a user's function. The function is
+called with the sizes and returns the step.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def vary_config(
     """Predict the model of a config file on each device in each size.
 
     `form` converts each captured plan before it is predicted. `shape` has the other fields of `from_config.Shape`.
-    `weights` is the quantisation of the weights. The results are per token or, for a model that reads no text, per
-    step. Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
+    `weights` is the quantisation of the weights. The results are per token. For a model that reads no text, they are
+    per step.
+
+    Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
 

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 Call = SimpleNamespace
-"""Arguments of one call as attributes: `c.weight`, or `getattr(c, "bias", None)` for an argument that some versions
-lack.
+"""Arguments of one call, as attributes.
+
+`c.weight` reads an argument. `getattr(c, "bias", None)` reads an argument that some versions lack.
 """
 
 
@@ -48,9 +49,9 @@ def call_with(run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def by_schema(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
-    """Return a function that takes the arguments of `schema`, positional or keyword, and calls `run` with a `Call`.
+    """Return a function that takes the arguments of `schema` and calls `run` with a `Call`.
 
-    If `run` does not take a `Call`, it is returned unchanged.
+    Its arguments can be positional or keyword arguments. If `run` does not take a `Call`, it is returned unchanged.
     """
     if not takes_call(run):
         return run

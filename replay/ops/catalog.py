@@ -1,5 +1,8 @@
 # pyright: strict
-"""Table of op namespaces with reference implementations: their modules and libraries; does not import torch."""
+"""Table of op namespaces with reference implementations: their modules and libraries.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ PROFILER_WRAPPERS: frozenset[str] = frozenset(
         "utils_apply_qk_norm",
     }
 )
-"""Functions that SGLang's profiling patch wraps; recorded as `sglang_profiler::<name>_<running number>`."""
+"""Functions that SGLang's profiling patch wraps. They are recorded as `sglang_profiler::<name>_<running number>`."""
 
 
 def library_of(namespace: str) -> str | None:

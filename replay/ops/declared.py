@@ -1,10 +1,12 @@
 # pyright: strict
-"""Operator schemas of vendor libraries, in all known versions, as data; no torch, no implementations.
+"""Operator schemas of vendor libraries, in all known versions, as data.
 
-The schemas are read from the text files in `schemas/`, one file per namespace. Each line holds a date, a tab and a
-schema. The date is the first day on which the library was seen with that schema, or "" if no date is public. The
-implementations of ops are in the `reference_*` modules of the op families; `register.implemented` lists the implemented
-ops.
+This module needs no torch and contains no implementations. The schemas are read from the text files in `schemas/`, one
+file per namespace. Each line holds a date, a tab and a schema. The date is the first day on which the library was seen
+with that schema, or "" if no date is public.
+
+The implementations of ops are in the `reference_*` modules of the op families. `register.implemented` lists the
+implemented ops.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ def versions_of(name: str) -> tuple[tuple[str, str], ...]:
 def with_writes(schema: str, names: Collection[str]) -> str:
     """Return `schema` with exactly the arguments `names` marked as written, and with results that alias no argument.
 
-    It serves for libraries whose schemas mark all tensors as written, or none. Raises ValueError for a name that the
-    schema does not have.
+    Some libraries' schemas mark all tensors as written, or none. Raises ValueError for a name that the schema does not
+    have.
     """
     if tuple(_WRITTEN.findall(schema.rpartition(" -> ")[0])) == tuple(names):
         return schema
@@ -81,14 +83,15 @@ def stands_for(
     optional: Collection[str] = (),
     **bound: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function as the reference implementation of the known versions of the ops `names`; see
-    `register.reference`.
+    """Declare a function as the reference implementation of the known versions of the ops `names`.
 
     A version is skipped if it lacks an argument that the function requires, unless `optional` names that argument. It
-    is also skipped if it has an argument in `lacking`. `writes` names the arguments that the function writes to, for
-    vendors whose marks are missing or wrong; names that a version does not have are ignored. None keeps the vendor's
-    marks. `assumes`, `random` and `bound` are described at `reference`. If no version of an op is left, requesting its
-    references raises ValueError.
+    is also skipped if it has an argument in `lacking`. If no version of an op is left, requesting its references raises
+    ValueError.
+
+    `writes` names the arguments that the function writes to, for vendors whose marks are missing or wrong. Names that a
+    version does not have are ignored. None keeps the vendor's marks. `register.reference` describes `assumes`, `random`
+    and `bound`.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +126,7 @@ def declare_like(op: Row) -> None:
     """Declare the reference implementation of `op.like` for `op`, too.
 
     Optional arguments that `op` does not have get the value None. Raises ValueError if `op.like` has no function of its
-    own, or if an argument that is renamed does not exist in one of the two ops.
+    own, or if a renamed argument is missing in one of the two ops.
     """
     target = find(op.like)
     if target is None or target.like or not target.references:

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Weights, caches and sizes that reference implementations assume if the recorded call does not contain them;
-no torch.
+"""Weights, caches and sizes that reference implementations assume if the recorded call does not contain them.
+
+This module does not need torch.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ExpertSizes(NamedTuple):
 def expert_sizes(
     hidden: TensorMeta, logits: TensorMeta, op: ReplayOp, words: Mapping[str, OptionValue] | None = None
 ) -> ExpertSizes:
-    """Return the sizes of an MoE layer: those that the user gives in `words`, otherwise assumed ones.
+    """Return the sizes of an MoE layer: those that the user gives in `words`, otherwise assumed sizes.
 
     The intermediate size is assumed to equal the hidden size. It is smaller if the recorded device could not have read
     or multiplied that much in the recorded time.
@@ -123,7 +124,10 @@ def expert_sizes(
 
 
 def sizes_of(op: ReplayOp, words: Mapping[str, OptionValue] | None = None) -> ExpertSizes | None:
-    """Return the sizes of an MoE layer whose weights are not arguments; None for other ops or unsuitable arguments."""
+    """Return the sizes of an MoE layer whose weights are not arguments.
+
+    Returns None for other ops and for unsuitable arguments.
+    """
     if op.called not in EXPERT_LAYERS:
         return None
     metas = list(tensors_of(op))

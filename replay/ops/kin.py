@@ -1,8 +1,9 @@
 # pyright: strict
-"""Choice of a similar op, by name, for an op without a cost rule; for calls that are only predicted.
+"""Choice of an op with a similar name, for an op without a cost rule.
 
-The similar op's cost rule is used. An op with the same name stem has priority, whatever its namespace, prefix or
-version. If there is none, the first line of `KIN` whose pattern matches the stem decides.
+This serves only calls that are predicted but not replayed. The similar op's cost rule is used. An op with the same name
+stem has priority, whatever its namespace, prefix or version. If there is none, the first line of `KIN` whose pattern
+matches the stem decides.
 """
 
 from __future__ import annotations
@@ -109,10 +110,10 @@ def _by_stem() -> dict[str, str]:
 
 
 def _is_preferred(name: str) -> tuple[bool, bool, str]:
-    """Return the sort key among ops with the same stem; the op that comes last is used.
+    """Return the sort key among ops with the same stem, of which the last in order is used.
 
     torch_npu's ops come after torch's, and torch's after those of other libraries. Newer versions come after older
-    ones.
+    versions.
     """
     return name.startswith("npu::"), name.startswith("aten::"), name
 

@@ -92,7 +92,7 @@ INERT: dict[str, str] = {
         npu::npu_apply_rotary_pos_emb.layout npu::npu_scatter_pa_kv_cache_functional.cache_mode split_item
     """,
 }
-"""Reason why arguments do not change results → names of the arguments, or `op.argument` with wildcards."""
+"""Names of arguments, or `op.argument` with wildcards, by the reason why they do not change results."""
 
 COMPUTED: dict[str, tuple[Any, ...]] = {
     "activate_dim": (-1,),
@@ -112,8 +112,9 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu.stochastic_rounding": (False,),
     "use_deep_gemm_e8m0": (False,),
 }
-"""Map of unsupported argument to the values, besides the default, for which the reference implementation is right.
-dtypes are given as the codes that schemas use.
+"""Map of unsupported argument to the values for which the reference implementation is right.
+
+The default is right as well. dtypes are given as the codes that schemas use.
 """
 
 
@@ -162,8 +163,9 @@ def computed(schema: Any, mode: str) -> tuple[Any, ...]:
 
 
 def is_computed(value: Any, values: tuple[Any, ...]) -> bool:
-    """Check whether a value is in `values`; an empty tensor or list counts as None, because libraries use it
-    that way.
+    """Check whether a value is in `values`.
+
+    An empty tensor or list counts as None, because libraries use it that way.
     """
     import torch
 

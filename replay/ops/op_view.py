@@ -24,7 +24,10 @@ class DoesNotFit(Exception):
 
 
 def spec(shape: Iterable[int], dtype: str, layout: str = "ND") -> TensorSpec:
-    """Return a kernel's tensor as a `TensorSpec`; negative sizes (never recorded by a correct profiler) count as 0."""
+    """Return a kernel's tensor as a `TensorSpec`.
+
+    Negative sizes, which a correct profiler never records, count as 0.
+    """
     return TensorSpec(shape=tuple(max(0, int(s)) for s in shape), dtype=dtype, format=layout)
 
 
@@ -47,7 +50,7 @@ def whole(number: float) -> int:
 
 
 def is_contiguous(meta: TensorMeta) -> bool:
-    """Check whether elements are in row-major order without gaps; sizes of 1 may have any stride."""
+    """Check whether elements are in row-major order without gaps. Dimensions of size 1 may have any stride."""
     if meta.strides is None or len(meta.strides) != len(meta.shape) or 0 in meta.shape:
         return True
     pairs = zip(meta.shape, meta.strides, contiguous_strides(meta.shape), strict=True)
@@ -75,7 +78,10 @@ def without_expanded(meta: TensorMeta) -> tuple[int, ...]:
 
 
 def promote(dtypes: Iterable[str]) -> str:
-    """Return the result dtype of mixed operands: the widest float if there is one, otherwise the widest integer."""
+    """Return the result dtype of mixed operands.
+
+    It is the widest float if there is one, otherwise the widest integer.
+    """
     best = "bool"
     for dtype in dtypes:
         if dtype in _RANK:
@@ -91,7 +97,7 @@ def _is_result(arg: ReplayArg) -> bool:
 
 
 class OpView:
-    """Read access to one op during lowering; collects notes and the kernels that make operands contiguous."""
+    """Read access to one op during lowering. It also collects notes, and the kernels that make operands contiguous."""
 
     def __init__(
         self,
@@ -101,10 +107,11 @@ class OpView:
         by_order: bool = False,
         known: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """`by_order`: the op's library is not installed, so its arguments have no names. A requested name is then
-        assigned to the next unassigned tensor, or to the next other unassigned argument, and a note is added.
+        """If `by_order` is set, the op's library is not installed, so its arguments have no names. A requested name is
+        then assigned to the next unassigned tensor, or to the next other unassigned argument, and a note is added.
 
-        `known`: all names that the op's arguments can have; requesting only unknown names then raises KeyError.
+        `known` returns all names that the op's arguments can have. If it is given, a request for unknown names only
+        raises KeyError.
         """
         self.op = op
         self._known = known
@@ -123,7 +130,10 @@ class OpView:
 
     @property
     def tensors(self) -> list[TensorMeta]:
-        """Return all tensor arguments in order, lists flattened, without the `out` arguments of out variants."""
+        """Return all tensor arguments in order, with lists flattened.
+
+        The `out` arguments of out variants are left out.
+        """
         return self._tensors
 
     def meta(self, *names: str, at: int | None = None) -> TensorMeta | None:
@@ -212,7 +222,10 @@ class OpView:
         return bool(value) if isinstance(value, bool | int) else default
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """Return a list of integers (an integer is a list of one), () if absent. Raises DoesNotFit like `integer`."""
+        """Return the integers of a list argument, or () if it is absent.
+
+        A single integer counts as a list of one. Raises DoesNotFit like `integer`.
+        """
         value = self.value(*names)
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
@@ -222,15 +235,17 @@ class OpView:
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:
-        """Return the spec of a tensor as a vector kernel reads it. If the tensor is not dense, a kernel that copies it
-        is added.
+        """Return the spec of a tensor as a vector kernel reads it.
+
+        If the tensor is not dense, a kernel that copies it is added.
         """
         meta = self.meta(*names, at=at)
         return None if meta is None else self.packed(meta)
 
     def packed(self, meta: TensorMeta, *, row_major: bool = False) -> TensorSpec:
-        """Return the spec of a given tensor as `dense` does. With `row_major`, tensors with permuted dimensions are
-        copied as well.
+        """Return the spec of a given tensor as `dense` does.
+
+        With `row_major`, tensors with permuted dimensions are copied as well.
         """
         real = without_expanded(meta)
         if real != meta.shape and not row_major:
@@ -255,12 +270,15 @@ class OpView:
         return self.output(spec(shape, promote(wide)))
 
     def assume(self, text: str) -> None:
-        """Add a note that sizes on which the time depends were assumed, and mark the op as uncalibrated."""
+        """Add a note that sizes on which the time depends were assumed. The op is also marked as uncalibrated."""
         self.assumed = True
         self.note(text)
 
     def invent(self, text: str) -> None:
-        """Same as `assume`, for sizes of which only a bound, derived from the recorded time, is known."""
+        """Do the same as `assume`, for sizes of which only a bound is known.
+
+        The bound is derived from the recorded time.
+        """
         self.invented = True
         self.assume(text)
 
@@ -291,7 +309,7 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
 def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
     """Return (rows, columns) of the matrices that a copy to contiguous memory transposes.
 
-    Returns None if the copy is not such a transpose. Dimensions that are adjacent in memory are merged into one.
+    Returns None if the copy does not transpose matrices. Dimensions that are adjacent in memory are merged.
     """
     merged: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):

@@ -41,9 +41,10 @@ def reference(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the reference implementation of `schema` ("ns::op(Tensor x) -> Tensor").
 
-    The function receives only the schema's arguments that it reads (`calls.arguments_read`), so one function may serve
-    several versions. `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
-    versions of an op: the newest becomes the default overload, an older one becomes overload `since_YYYYMMDD`.
+    The function receives only the schema's arguments that it reads (`calls.arguments_read`). Hence one function may
+    serve several versions. `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
+    versions of an op: the newest becomes the default overload, an older version becomes overload `since_YYYYMMDD`.
+
     `assumes` lists what the function has to assume because no argument contains it. `fake` gives the outputs' shapes
     and dtypes if the function's control flow depends on tensor contents. `random` says that the function uses torch's
     random numbers. Raises ValueError if the same version is declared twice or the name is malformed.
@@ -100,19 +101,20 @@ def implemented() -> dict[str, tuple[str, ...]]:
 
 
 def register_namespace(namespace: str) -> tuple[str, ...]:
-    """Define and implement every known op of `namespace` that does not exist yet; return the names of the defined ops.
+    """Define and implement every known op of `namespace` that does not exist yet.
 
-    Further calls change nothing. An op that a library has defined is never changed, even if it has no kernels, so
-    import the library first. The implementations run on any device (CompositeExplicitAutograd) and have fake kernels.
-    Returns () for an unknown namespace.
+    Returns the names of the defined ops, or () for an unknown namespace. Further calls change nothing. An op that a
+    library has defined is never changed, even if it has no kernels. Hence import the library first. The implementations
+    run on any device (CompositeExplicitAutograd) and have fake kernels.
     """
     known = [op.name for op in rows() if op.name.startswith(f"{namespace}::")] if namespace in LIBRARIES else []
     return tuple(name for name in known if register_op(name))
 
 
 def register_op(name: str) -> bool:
-    """Define and implement one op as `register_namespace` does. Returns True if "namespace::op" then runs an
-    implementation of this package.
+    """Define and implement one op as `register_namespace` does.
+
+    Returns True if "namespace::op" then runs an implementation of this package.
     """
     with loading:
         if name not in _registered and (versions := _versions(name)) and not _exists(name):
@@ -126,9 +128,9 @@ def overloads_defined() -> int:
 
 
 def stand_in_of(name: str) -> Callable[..., Any] | None:
-    """Return the newest reference implementation of "namespace::op" as a function of the schema's arguments.
+    """Return the newest reference implementation of "namespace::op", or None if there is none.
 
-    Returns None if there is none. The dispatcher may use another implementation for the op. Imports torch.
+    It is a function of the schema's arguments. The dispatcher may use another implementation for the op. Imports torch.
     """
     versions = _versions(name)
     return _adapt(versions[0][0], parse_schema(versions[0][0].schema)) if versions else None
@@ -151,7 +153,10 @@ def _exists(name: str) -> bool:
 
 
 def _versions(name: str) -> list[tuple[Reference, str]]:
-    """Return (version, overload name) of each version of an op, newest first; none for an op without references."""
+    """Return (version, overload name) of each version of an op, newest first.
+
+    The list is empty for an op without references.
+    """
     op = find(name) if name.partition("::")[0] in LIBRARIES else None
     seen: set[str] = set()
     versions_by_date: list[tuple[Reference, str]] = []
@@ -188,10 +193,11 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[..., Any]:
-    """Return a kernel that calls the function of a schema version and adds defaults that the dispatcher omits.
+    """Return a kernel that calls the function of a schema version.
 
-    Arguments that the function requires but the schema does not have are None. The kernel raises ValueError for an
-    unsupported argument whose value would change the result. With `fake`, it returns results without values.
+    It adds defaults that the dispatcher omits. Arguments that the function requires but the schema does not have are
+    None. The kernel raises ValueError for an unsupported argument whose value would change the result. With `fake`, it
+    returns results without values.
     """
     run = (version.fake if fake else None) or version.run
     names: Sequence[str] = [argument.name for argument in schema.arguments]
@@ -236,7 +242,7 @@ def _binding(
 
 
 def _part(value: Any, attribute: str) -> Any:
-    """Return the attribute of an argument; "name()" calls the method, and "" returns the argument itself."""
+    """Return the attribute of an argument. "name()" calls the method, and "" returns the argument itself."""
     if value is None or not attribute:
         return value
     part = getattr(value, attribute.removesuffix("()"))
@@ -250,7 +256,10 @@ def _brief(value: Any) -> str:
 
 
 def _default(argument: Any) -> Any:
-    """Return an argument's default as the dispatcher passes it; a schema stores dtypes as codes."""
+    """Return an argument's default as the dispatcher passes it.
+
+    A conversion is needed because a schema stores dtypes as codes.
+    """
     import torch
 
     value = argument.default_value

@@ -1,10 +1,9 @@
 # pyright: strict
-"""Table of everything that opreplay defines for each op: each row is an op, and a family sets common values of its
-rows.
+"""Table of everything that opreplay defines for each op.
 
-A family's folder has `families`, or modules of cost rules, which need no torch. It also has modules `reference_*`,
-which import torch and compute what the ops do. Nothing is imported before it is needed. User registrations are not in
-the table and have priority over it.
+Each row is an op. A family sets common values of its rows. A family's folder has `families`, or modules of cost rules,
+which need no torch. It also has modules `reference_*`, which import torch and compute what the ops do. Nothing is
+imported before it is needed. User registrations are not in the table and have priority over it.
 """
 
 from __future__ import annotations
@@ -32,14 +31,18 @@ if TYPE_CHECKING:
     from opreplay.initializers.base import BatchLengths, InitContext
 
 loading = RLock()
-"""Lock held while modules are imported and references are declared and registered, because threads may request both at
-once.
+"""Lock held while modules are imported and references are declared and registered.
+
+It is needed because threads may request both at once.
 """
 register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
 Cost = Callable[[OpView], Iterable[KernelCall]]
-"""Function that returns the device kernels of one call; raises DoesNotFit for arguments that it cannot interpret."""
+"""Function that returns the device kernels of one call. It raises DoesNotFit for arguments that it cannot interpret."""
 Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
-"""(call, batch lengths) → work; None if the call has no argument that determines its work."""
+"""Function that takes (call, batch lengths) and returns the call's work.
+
+It returns None if the call has no argument that determines its work.
+"""
 
 COUNTERS: dict[str, str] = {
     "attention_backward lengths": "attention.count_attention",
@@ -70,7 +73,10 @@ COUNTERS: dict[str, str] = {
     "repeats": "indices.count_repeats",
     "selected": "indices.count_selected",
 }
-"""Initializer, or "initializer role" → function in `ops.work` that counts the work caused by the filled arguments."""
+"""Map of initializer, or "initializer role", to a function in `ops.work`.
+
+The function counts the work that the filled arguments cause.
+"""
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +100,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     random: bool = False
     """Whether `run` uses torch's random numbers."""
     renames: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Argument of `run` → its name in the schema, or "name.attribute" or "name.method()" of a schema argument."""
+    """Map of argument of `run` to its name in the schema.
+
+    The name can also be "name.attribute" or "name.method()" of a schema argument.
+    """
     fixed: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Argument of `run` → its fixed value in this op."""
     into: tuple[str, ...] = ()
@@ -102,8 +111,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes(self) -> list[str]:
-        """Return the arguments that the function reads, by their names in the schema. Some of them may not exist in the
-        schema.
+        """Return the arguments that the function reads, by their names in the schema.
+
+        Some of them may not exist in the schema.
         """
         names = [self.renames.get(name, name) for name in arguments_read(self.run) if name not in self.fixed]
         return [*self.into, *(name.partition(".")[0] for name in names)]
@@ -120,19 +130,27 @@ class Row(msgspec.Struct):
     uncosted: str = ""
     """Reason why no time is predicted; totals leave out these ops and list them."""
     inputs: str = ""
-    """Comma-separated names of the initializers that fill the arguments; the work is counted as for the first one."""
+    """Comma-separated names of the initializers that fill the arguments.
+
+    The work is counted as for the first initializer.
+    """
     role: str = ""
     """Variant of the initializer for this op, if the initializer has several."""
     like: str = ""
     """Op whose reference implementation this op also uses."""
     renames: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Argument of `like` → its name in this op, "name.attribute" of an argument of this op, or a constant."""
+    """Map of argument of `like` to its name in this op, to "name.attribute" of an argument of this op, or to a
+    constant.
+    """
     into: str = ""
     """Comma-separated arguments to which the results of `like` are written."""
     declared: list[Reference] = msgspec.field(default_factory=list["Reference"])
-    """References declared so far: those whose modules are imported and whose `declarations` have run."""
+    """References declared so far. They are those whose modules are imported and whose `declarations` have run."""
     declarations: list[Callable[[], object]] = msgspec.field(default_factory=list[Callable[[], object]])
-    """Functions that add to `declared`; they read a function's source, so they run only when the op is requested."""
+    """Functions that add to `declared`.
+
+    They run only when the op is requested, because they read a function's source.
+    """
 
     @property
     def references(self) -> list[Reference]:
@@ -189,13 +207,15 @@ def family(
     inputs: str = "",
     role: str = "",
 ) -> None:
-    """Add ops of one kind; each line of `ops` has space-separated names and settings.
+    """Add ops of one kind.
 
-    `inputs=` or `role=` on a line overrides the family's setting. `like=OP` uses the reference implementation of OP for
-    the ops on that line. With it, `theirs=ours` renames an argument, `theirs=ours.dtype` uses an attribute of an
-    argument, `theirs=1.5` sets a constant, and `into=a,b` lists the arguments to which results are written. `folder`
-    holds the reference implementations. `kernels` turns the CANN type in a line's `kernel=` into the cost rule. Raises
-    ValueError for a setting that an op already has, and for an unknown key.
+    Each line of `ops` has space-separated names and settings. `inputs=` or `role=` on a line overrides the family's
+    setting. `like=OP` uses the reference implementation of OP for the ops on that line. With it, `theirs=ours` renames
+    an argument, `theirs=ours.dtype` uses an attribute of an argument, `theirs=1.5` sets a constant, and `into=a,b`
+    lists the arguments to which results are written.
+
+    `folder` holds the reference implementations. `kernels` turns the CANN type in a line's `kernel=` into the cost
+    rule. Raises ValueError for a setting that an op already has, and for an unknown key.
     """
     for line in filter(str.strip, ops.splitlines()):
         names, texts = _parsed(line)
@@ -243,7 +263,10 @@ def costs(*names: str) -> Callable[[Cost], Cost]:
 
 
 def costs_by_kernel(ops: str, rule: Callable[[str], Cost], prefix: str = "aten::") -> None:
-    """Set ops' cost rules to `rule(type)`, from space-separated "CANN type=name,name"; `prefix` precedes the names."""
+    """Set the cost rules of ops to `rule(CANN type)`.
+
+    `ops` contains space-separated "CANN type=name,name". `prefix` is put before each name.
+    """
     for kind, _, names in (word.partition("=") for word in ops.split()):
         costs(*(prefix + name for name in names.split(",")))(rule(kind))
 
@@ -280,7 +303,10 @@ _loaded: set[tuple[Part, str | None]] = set()
 
 
 def load(part: Part, folder: str | None = None) -> None:
-    """Import the modules of op families, or of reference implementations (imports torch), from one folder or all."""
+    """Import the modules of op families or of reference implementations, from one folder or from all.
+
+    Reference implementations import torch.
+    """
     if (part, folder) in _loaded:
         return
     with loading:
@@ -303,15 +329,16 @@ def find(name: str) -> Row | None:
 
 
 def spellings(name: str) -> tuple[str, str, str]:
-    """Return a recorded name, the name without its overload, and the latter without its in-place underscore."""
+    """Return a recorded name, this name without its overload, and also without its in-place underscore."""
     namespace, _, rest = name.partition("::")
     rest = rest.split(".")[0]
     return name, f"{namespace}::{rest}", f"{namespace}::{rest.rstrip('_')}"
 
 
 def cost_of(name: str) -> Cost | None:
-    """Return the cost rule of an op: by exact name, then by name without overload or in-place underscore, then by
-    pattern.
+    """Return the cost rule of an op.
+
+    It is searched by exact name, then by name without overload or in-place underscore, then by pattern.
     """
     load("families")
     by_name = (known.cost for spelled in spellings(name) if (known := _rows.get(spelled)) is not None)
@@ -349,8 +376,8 @@ def counter_of(name: str) -> Counter | None:
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
     """Return the work that a call's argument values cause.
 
-    Returns None for an op whose work depends only on shapes, and if the call does not have the arguments that determine
-    its work. `lengths` are the batch's lengths, for ops whose arguments do not contain them. Raises InternalError if a
+    Returns None if the op's work depends only on shapes, or if the call does not have the arguments that determine its
+    work. `lengths` are the batch's lengths, for ops whose arguments do not contain them. Raises InternalError if a
     counter fails. Imports torch.
     """
     counter = counter_of(context.op)

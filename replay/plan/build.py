@@ -1,7 +1,7 @@
 # pyright: strict
 """Makes a plan from a trace: finds its unique ops, resolves each once, and adds the order of a step.
 
-Determines only the order of these stages; `recorded`, `resolver` and `passes` implement them.
+This module determines only the order of these stages; `recorded`, `resolver` and `passes` implement them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build_plan(
 ) -> ReplayPlan:
     """Return a plan with the unique ops of a trace, heaviest first.
 
-    Each op is resolved for `device`, or has the reason why it is not. `select`: "owner" (ops with device time; the
+    Each op is resolved for `device`; if that fails, it holds the reason. `select`: "owner" (ops with device time; the
     outermost ops if there are none), "leaf", "top" or "all". `in_order` adds the calls of one recorded step in order,
     with the given `collectives`. Imports torch; imports a vendor library only if `policy` allows it. Raises UsageError
     for an unknown selection and for a phase without iterations, TooLarge if the filters keep more than `MOST_OPS` ops.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Opens the inputs of `run`, `plan`, `simulate` and `batch`: a trace, a plan or TraceLens's IR.
+"""Opens the inputs of `run`, `plan`, `simulate` and `batch`: a trace, a plan, or an IR file of TraceLens.
 
 The kind is recognized by content. This module selects the reader, joins other files of the same run, and makes the
 plan.
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
-"""Function that returns a context manager in which a file is read. The context manager yields a callback for (bytes
-read, total bytes), or None if progress is not wanted.
+"""Function that returns a context manager in which a file is read. The context manager yields a callback that is called
+with (bytes read, total bytes). It yields None if progress is not wanted.
 """
 
 
@@ -106,8 +106,8 @@ def names_several(patterns: Sequence[str]) -> bool:
 
 
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
-    """Return the kind of plan file, one of `PLANS`; FlashInfer-Trace for a folder of that format; None for anything
-    else.
+    """Return the kind of a plan file, one of `PLANS`. For a folder of FlashInfer-Trace files, return FlashInfer-Trace.
+    None for anything else.
 
     Never raises because of a file's contents; the reader of that kind reports errors.
     """
@@ -208,8 +208,8 @@ def open_trace(
 ) -> Trace:
     """Open the profile given as a path, a glob or "-", and complete it from other files as described in `open_input`.
 
-    `activity`: read all timing. `gradients`: read the autograd data that a plan needs, which takes a fifth of the
-    memory of a long trace. Raises the same errors as `open_input`; for a kernel table in `named`, also those of
+    `activity` means to read all timing. `gradients` means to read the autograd data that a plan needs; it takes a fifth
+    of the memory of a long trace. Raises the same errors as `open_input`; for a kernel table in `named`, also those of
     `join_kernel_details`. A kernel table that was found next to the trace is ignored if it does not match;
     `info.kernel_details` then says why.
     """
@@ -239,15 +239,17 @@ def open_trace(
 
 
 STEP_BYTES = 256 << 20
-"""Maximum uncompressed size, in bytes, of a trace whose step timing every command reads. From larger traces, only
-`timeline` reads it. Without step timing, reading takes a third of the time.
+"""Maximum uncompressed size, in bytes, of a trace whose step timing every command reads. If a trace is larger, only
+`timeline` reads its step timing. Without step timing, reading takes a third of the time.
 """
 PACKED = 12
 """Rough compression ratio of a .gz trace."""
 
 
 def tells_step(text: str) -> bool:
-    """Check whether a trace is small enough that even commands that do not analyze the step read its timing."""
+    """Check whether a trace is so small that all commands read its step timing, even those that do not analyze the
+    step.
+    """
     if not os.path.isfile(text):
         return True
     unpacked = os.path.getsize(text) * (PACKED if text.lower().endswith(".gz") else 1)
@@ -255,7 +257,7 @@ def tells_step(text: str) -> bool:
 
 
 def refuse_plan(path: str) -> None:
-    """Raise UsageError for a captured or written plan where a trace is needed, because only a trace has event times."""
+    """Raise UsageError for a captured or written plan where a trace is needed. Only a trace has event times."""
     if plan_dialect(path) is PLAN:
         raise UsageError(
             f"{path} is a plan, which has no recorded times",
@@ -290,13 +292,15 @@ def _read(
 
 
 MOST_READERS = 4
-"""Maximum number of processes that read one file. Each may use some hundred megabytes, and a single process collects
-the tables of all.
+"""Maximum number of processes that read one file. Each may use some hundred megabytes, and a single process then
+collects the tables of all.
 """
 
 
 def reading_processes(path: str) -> int:
-    """Return how many processes read a file: at most one per idle CPU, and one for a compressed or small file."""
+    """Return how many processes read a file. There is at most one per idle CPU, and only one for a compressed or small
+    file.
+    """
     from opreplay.traces.reading.parallel import most_parts
 
     parts = min(most_parts(path), MOST_READERS)
@@ -309,8 +313,10 @@ def reading_processes(path: str) -> int:
 
 
 def join_notes(joined: Trace) -> list[str]:
-    """Return notes on how reading and joining went. They are about data lost when reading a trace, data that other
-    files added, and a file that seems to be from another run.
+    """Return notes on how reading and joining went.
+
+    They are about data lost when reading a trace, about data that other files added, and about files that seem to be
+    from another run.
     """
     from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
@@ -387,7 +393,9 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
-    """Return warnings about device work without an owner: its ids collide, or its kernels start before their launch."""
+    """Return warnings about device work without an owner. It has none if its ids collide, or if kernels start before
+    their launch.
+    """
     from opreplay.traces.times.doubts import collided_share
 
     collided, links = trace.info.collided, trace.info.links
@@ -454,7 +462,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
 def plan_of(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False, collectives: bool = False
 ) -> ReplayPlan:
-    """Return the plan of a trace, or the part of a given plan that the filters keep.
+    """Return the plan of a trace. For a given plan, return the part that the filters keep.
 
     With `in_order`, the plan of a trace also contains the order of one step's calls. With `collectives`, it contains
     each distinct collective as an op; the trace must then have been read with `activity`. Raises UsageError in the same
@@ -549,8 +557,8 @@ def _selected_names(trace: Trace, select: str) -> set[str]:
 
 
 def names_by_time(trace: Trace) -> list[str]:
-    """Return the names of recorded ops: first ops with device time, sorted by device time, then ops without, sorted by
-    host time.
+    """Return the names of recorded ops. Ops with device time come first, sorted by device time. The others follow,
+    sorted by host time.
     """
     import numpy as np
 
@@ -564,7 +572,8 @@ def names_by_time(trace: Trace) -> list[str]:
 
 
 def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
-    """Return a plan read from a file with missing overloads and outputs added and the filters applied.
+    """Complete and filter a plan read from a file: missing overloads and outputs are added, and the filters are
+    applied.
 
     The order of ops stays the same. Raises UsageError in the same cases as `_part_of`.
     """
@@ -579,8 +588,8 @@ def complete_and_filter(plan: ReplayPlan, selection: Selection, *, device: str) 
 def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
     """Return the plan with only the ops that the filters keep.
 
-    Raises UsageError if --select differs from the plan's selection, because the plan lacks the other ops. Also raises
-    UsageError for a phase that has no ops in the plan.
+    Raises UsageError if --select differs from the selection with which the plan was made, because the plan lacks the
+    other ops. Also raises UsageError for a phase that has no ops in the plan.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase, refuse_lists
@@ -603,8 +612,8 @@ def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
-    """Return the plan with the child ops that the trace records for each op. A plan read from a file is returned with
-    the child ops that the file contains.
+    """Return the plan with the child ops that the trace records for each op. If the plan was read from a file, it is
+    returned unchanged, with the child ops in the file.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.recorded_children import with_child_ops

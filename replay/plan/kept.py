@@ -1,9 +1,9 @@
 # pyright: strict
 """Caches plans and argument contents between runs, under a key of everything they depend on.
 
-The key covers all values of the trace or plan, the options, opreplay's source files, the versions of Python, torch and
-packages that torch loads, and environment settings of opreplay and torch. A result is not cached if it depends on user
-code or an imported library, or if a time limit made it incomplete.
+The key covers the trace or plan with all its values, the options and opreplay's source files. It also covers the
+versions of Python, torch and the packages that torch loads, and the environment settings of opreplay and torch. A
+result is not cached if it depends on user code or an imported library, or if a time limit made it incomplete.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
 def cached_plan(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, order: bool, make: Callable[[], ReplayPlan]
 ) -> ReplayPlan:
-    """Return the cached plan of the same input; if there is none, make it with `make` and cache it.
+    """Return the cached plan of the same input. If there is none, make the plan with `make` and cache it.
 
-    Plans for devices other than the CPU, or with imported libraries, are not cached, because the key does not say which
-    of these are available.
+    A plan is not cached if it is for another device than the CPU, or if it uses imported libraries. The key does not
+    say which devices and libraries are available.
     """
     key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, order)
     return _load_or_make(key, ReplayPlan, make)
@@ -68,7 +68,9 @@ def cached_plan_of_calls(
 
 
 def _load_or_make(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:
-    """Return the cached value for a key, or make and cache the value; without a key, the value is not cached."""
+    """Return the cached value for a key. If there is none, make the value and cache it. With the key None, the value is
+    made and not cached.
+    """
     if (known := _loaded(key, kind)) is not None:
         return known
     value = make()
@@ -96,7 +98,9 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CachedContents:
-    """Cached `ExpectedContents` of one plan with the built-in initializers; missing contents are computed on demand."""
+    """Cached `ExpectedContents` of one plan with the built-in initializers. Contents that are not cached are computed
+    when they are needed.
+    """
 
     def __init__(self, make: Callable[[], ExpectedContents], plan: ReplayPlan, seed: int) -> None:
         self._make, self._real = make, None
@@ -132,7 +136,9 @@ class CachedContents:
 
 
 def key_of(kind: str, *values: Any) -> str | None:
-    """Return a cache key for these values and the installed software; None if a value has no canonical form."""
+    """Return a cache key for these values and the installed software. None if one of the values has no
+    canonical form.
+    """
     hasher = blake2b(digest_size=32)
     try:
         for value in (kind, _software(), *values):
@@ -146,7 +152,7 @@ _SIGNATURE = tuple(field.name for field in dataclasses.fields(OpSignature))
 
 
 def _feed(hasher: Any, value: Any) -> None:
-    """Add every part of a value to the hash; raises TypeError for values without a canonical form."""
+    """Add every part of a value to the hash. Raises TypeError for values without a canonical form."""
     hasher.update(f"<{type(value).__name__}>".encode())
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, np.dtype[Any]]", value)
@@ -180,7 +186,7 @@ def _stamps(package: str) -> Iterator[Any]:
 
 @cache
 def _software() -> tuple[Any, ...]:
-    """Return the facts about this installation that may affect a plan, without importing torch."""
+    """Return the facts about this installation that may affect a plan. Does not import torch."""
     parts: list[Any] = [sys.version, platform.machine(), sys.platform]
     for name in ("opreplay.traces", "opreplay.initializers", "opreplay.replay"):
         parts += _stamps(name)

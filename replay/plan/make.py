@@ -58,8 +58,9 @@ def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
-    """Return the ops that `wanted` selects, heaviest first. It is a name, a glob, the start of an id, or "#4" for the
-    fourth op. Raises UsageError if it selects none.
+    """Return the ops that `wanted` selects, heaviest first.
+
+    `wanted` is a name, a glob, the start of an id, or "#4" for the fourth op. Raises UsageError if no op is selected.
     """
     from opreplay.replay.plan.select import select_ops
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Infers facts about layers from kernel names and recorded times, for ops whose weights are not arguments."""
+"""Infers facts about layers whose weights are not arguments of their op, from kernel names and recorded times."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _PRODUCT = re.compile(r"gemm|bmm|matmul|_mm_|fused_moe|mfma", re.IGNORECASE)
 
 
 def with_layers(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with assumptions about each layer whose weights are not among its arguments. The assumptions are
-    recorded facts and the weight sizes that follow from them.
+    """Return the plan with assumptions about each layer whose weights are not among its arguments.
+
+    The assumptions state recorded facts and the sizes of weights that follow from these facts.
     """
     peak = peak_of((plan.device,)) if plan.device is not None else None
     return msgspec.structs.replace(plan, ops=tuple(_with_evidence(op, peak) for op in plan.ops))
@@ -61,7 +62,7 @@ def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
 
 
 def weight_bits(kernels: Iterable[str]) -> int | None:
-    """Return the number of bits per weight that occurs in the names of matrix product kernels; None if there is none.
+    """Return the number of bits per weight that the names of matrix product kernels contain; None if they contain none.
 
     If a name contains the bits of both operands, the narrower operand is taken to be the weight.
     """
@@ -72,8 +73,8 @@ def weight_bits(kernels: Iterable[str]) -> int | None:
 
 
 def _share_of_products(kernels: tuple[RecordedKernel, ...]) -> float:
-    """Return the fraction of an op's device time that was spent in kernels that may read weights. 1 if the kernel names
-    do not tell.
+    """Return the fraction of an op's device time that was spent in kernels that may read weights. The result is 1 if
+    kernel names do not show this.
     """
     total = sum(kernel.total_us for kernel in kernels)
     others = [k.total_us for k in kernels if _READS_NO_WEIGHTS.search(k.name) and not _PRODUCT.search(k.name)]

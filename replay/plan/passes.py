@@ -19,11 +19,11 @@ Pass = Callable[[ReplayPlan], ReplayPlan]
 
 
 def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
-    """Return the function that gives the weight of an op in this plan; shares of the plan are shares of the total
-    weight.
+    """Return the function that gives the weight of an op in this plan. An op's share of the plan is its share of the
+    total weight.
 
     The weight is the recorded device time, or the host time if the trace has no device. In a captured plan, it is the
-    number of bytes that an op reads and writes, and 0 for views, which move nothing.
+    number of bytes that an op reads and writes. Views move nothing, so their weight is 0.
     """
     if plan.captured:
         return moved_bytes
@@ -37,8 +37,8 @@ Clock = Literal["device", "host"]
 
 
 def clock_of(plan: ReplayPlan) -> Clock | None:
-    """Return the clock of this plan's times. None if the plan has no recorded times, i.e. it was captured or comes from
-    an ExecutionTrace.
+    """Return the clock of this plan's times: "device" or "host". None if the plan has no recorded times, because it was
+    captured or comes from an ExecutionTrace.
     """
     if plan.captured or not total_of(plan):
         return None
@@ -46,7 +46,9 @@ def clock_of(plan: ReplayPlan) -> Clock | None:
 
 
 def total_of(plan: ReplayPlan) -> float:
-    """Return the total for the plan's shares: recorded time in microseconds, or moved bytes for a captured plan."""
+    """Return the total to which the plan's shares refer. It is recorded time in microseconds, or moved bytes for a
+    captured plan.
+    """
     if plan.captured:
         return sum(moved_bytes(op) for op in plan.ops)
     return plan.device_us_total or plan.host_us_total
@@ -70,8 +72,8 @@ def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
 def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
     """Merge ops with the same id.
 
-    The merged median is the median of the ops' medians, weighted by their numbers of calls. This matters if, for
-    example, nine ops have one call each: a slow first op then does not determine the median.
+    The merged median is the median of the ops' medians, weighted by their numbers of calls. This matters, for example,
+    if nine ops have one call each: a slow first call then does not determine the median.
     """
     if len(parts) == 1:
         return parts[0]
@@ -94,7 +96,9 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def merge_ops(a: ReplayOp, b: ReplayOp) -> ReplayOp:
-    """Merge two ops with the same id: counts, times and kernels add up; medians come from the op with more calls."""
+    """Merge two ops with the same id. Counts, times and kernels are added; medians are those of the op with
+    more calls.
+    """
     often = a if a.count >= b.count else b
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:

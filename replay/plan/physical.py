@@ -2,7 +2,7 @@
 """Finds ops for which a guessed size must be wrong: with it, they would move or compute more than any device could in
 the recorded time.
 
-Only necessary accesses count: arguments that are read completely, and results, with each memory counted once. For views
+Only necessary accesses count: arguments that are read completely, and results. Each memory is counted once. For views
 and ops that may read only part of an argument, only results count.
 """
 
@@ -21,16 +21,20 @@ from opreplay.traces.model import TensorMeta
 from opreplay.traces.times import peaks
 
 TOLERANCE = 1.3
-"""Factor by which a computed minimum may exceed the recorded time, because clocks and sizes are not exact."""
+"""Factor by which a computed minimum time may exceed the recorded time. It is needed because clocks and sizes are not
+exact.
+"""
 FASTEST = (8.0e12, 256 << 20)
-"""Memory bandwidth (bytes/s) and last-level cache size (bytes) assumed for unlisted devices; none exceeds them."""
+"""Memory bandwidth (bytes/s) and last-level cache size (bytes) assumed for unlisted devices. No device exceeds these
+values.
+"""
 FASTEST_FLOPS = 2.5e15
 """16-bit FLOP/s assumed for unlisted devices."""
 CACHE_SPEEDUP = 4.0
 """Maximum ratio of last-level cache bandwidth to memory bandwidth."""
 SHORTEST_US = 2.0
-"""Recorded times below this number of µs show only the launch. For such a time, a call's minimum time is compared with
-this number instead.
+"""Shortest recorded time, in µs, that shows more than the launch. If the recorded time is shorter, the call's computed
+minimum time is compared with this value instead.
 """
 
 _READ_IN_PART = names_in(
@@ -54,8 +58,8 @@ _WRITTEN_ONLY = names_in(
 
 
 def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with an assumption on each op that is impossible in its recorded time. The ops must already have
-    the results that `with_outputs` adds.
+    """Return the plan with an assumption on each op that cannot have run in its recorded time. The ops must already
+    have the results that `with_outputs` adds.
     """
     return msgspec.structs.replace(plan, ops=tuple(_marked(op, plan.device) for op in plan.ops))
 
@@ -68,7 +72,7 @@ def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
 
 
 def impossible(op: ReplayOp, device: str | None) -> str | None:
-    """Return the reason why an op cannot be the recorded call; None if it can be.
+    """Return the reason why an op, as guessed, cannot be the recorded call; None if it can be.
 
     Only ops with recorded device time are checked; `device` is the name of the recorded device. A vendor op may read
     any part of its arguments, so only its matrix products and results count.
@@ -120,8 +124,8 @@ def flops_of(device: str | None) -> float:
 
 
 def least_bytes(op: ReplayOp) -> int:
-    """Return the minimum number of bytes that one call accesses. Arguments that are read completely count, and results
-    that are not views of arguments.
+    """Return the minimum number of bytes that one call accesses. Two things count: arguments that are read completely,
+    and results that are not views of arguments.
     """
     namespace, _, name = op.name.partition("::")
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
@@ -145,7 +149,7 @@ def _read_bytes(op: ReplayOp) -> int:
 
 
 def _bytes(meta: TensorMeta) -> int:
-    """Return the bytes of a tensor's distinct elements: elements of an expanded dimension count once."""
+    """Return the bytes of a tensor's distinct elements. Elements that repeat along an expanded dimension count once."""
     strides = meta.strides or (1,) * len(meta.shape)
     return math.prod(n for n, step in zip(meta.shape, strides, strict=True) if step or not n) * ITEMSIZE_BYTES.get(
         meta.dtype, 1

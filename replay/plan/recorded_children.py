@@ -1,5 +1,5 @@
 # pyright: strict
-"""Finds the ops that a trace records inside each op of a plan. Needs the trace, and runs only on request."""
+"""Finds the ops that a trace records inside each op of a plan. This needs the trace, and it is done only on request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import Trace
 
 MAX_BELOW = 512
-"""Maximum number of nested ops of one op: torch ops have far fewer, but a malicious trace could nest a million."""
+"""Maximum number of nested ops of one op. Torch ops have far fewer, but a malicious trace could nest a million."""
 
 
 def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with `recorded.children` (nested ops) and `recorded.below`, both from the first call of each op.
+    """Return the plan with `recorded.children` (nested ops) and `recorded.below` set for each op, from its first call.
 
-    They are () if no op is nested. They stay None for an op with more than `MAX_BELOW` nested ops.
+    Both are () if no op is nested. Both stay None for an op with more than `MAX_BELOW` nested ops.
     """
     signature = trace.ops.signature
     used, first = np.unique(signature, return_index=True)

@@ -88,8 +88,8 @@ def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
 def select_ops(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
     """Return the ops that `wanted` selects, in their order.
 
-    It is a name, a glob, the start of an id, or "#4" for the fourth op. Raises UsageError with the nearest names if it
-    selects none.
+    `wanted` is a name, a glob, the start of an id, or "#4" for the fourth op. Raises UsageError with the nearest names
+    if no op is selected.
     """
     if match := _PLACE.fullmatch(wanted):
         return [_at_place(ops, match[1], wanted)]
@@ -104,7 +104,7 @@ _PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint that lists the names closest to the patterns, and the heaviest ones. `names` must be sorted,
+    """Return a hint that lists the names closest to the patterns, and the heaviest names. `names` must be sorted,
     heaviest first.
     """
     distinct = list(dict.fromkeys(names))
@@ -126,8 +126,9 @@ NEAREST = 6
 def nothing_left(
     names: Sequence[str], *, recorded: Sequence[str] = (), include: Sequence[str], select: str, narrows: bool
 ) -> UsageError:
-    """Return the error for a selection that keeps no op. `names` are the names before the filters were applied,
-    `recorded` all recorded names.
+    """Return the error for a selection that keeps no op.
+
+    `names` are the names before the filters were applied; `recorded` holds all recorded names.
     """
     if include:
         hint = _left_out(set(recorded) - set(names), include, select) or _one_by_one("--include", include)
@@ -138,7 +139,7 @@ def nothing_left(
 
 
 def refuse_lists(patterns: Sequence[str], recorded: Sequence[str]) -> None:
-    """Raise UsageError for a pattern of --exclude that is a comma-separated list of names, and therefore matches
+    """Raise UsageError for a pattern of --exclude that is a comma-separated list of names. Such a pattern matches
     nothing.
     """
     lists = [one for one in patterns if "," in one and not any(fnmatchcase(name, one) for name in recorded)]
@@ -158,13 +159,13 @@ def _left_out(names: Iterable[str], include: Sequence[str], select: str) -> str:
 
 
 def _one_by_one(option: str, patterns: Sequence[str]) -> str:
-    """Return a hint to repeat the option, for patterns that are a list with commas; "" if none is."""
+    """Return a hint to repeat the option, if one of the patterns is a list with commas; otherwise ""."""
     parts = [part.strip() for pattern in patterns if "," in pattern for part in pattern.split(",") if part.strip()]
     return f"Repeat the option: {' '.join(f'{option} {quote(part)}' for part in parts)}." if parts else ""
 
 
 def refuse_nothing(plan: ReplayPlan) -> None:
-    """Raise UsageError for a plan of a trace without recorded work, because there is nothing to measure."""
+    """Raise UsageError for a plan of a trace that recorded no work. There is nothing to measure in it."""
     if plan.ops or plan.device_us_total > 0:
         return
     raise UsageError(
@@ -200,8 +201,8 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Return the outermost ops, without labels and autocast wrappers. An op nested only in those counts as
-    outermost.
+    """Return the outermost ops, without labels and autocast wrappers. An op that is nested only in labels and autocast
+    wrappers counts as outermost.
     """
     opened = opened_rows(trace, parents)
     return np.flatnonzero(~inside_ops(parents, opened) & ~opened)
@@ -213,7 +214,7 @@ def outermost_us(trace: Trace) -> float:
 
 
 def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
-    """Return a mask of transparent rows, whose children count instead: labels, and calls wrapped by autocast."""
+    """Return a mask of transparent rows: labels, and calls that autocast wraps. The rows inside them count instead."""
     return label_rows(trace) | autocast_wrappers(trace, parents)
 
 

@@ -24,7 +24,9 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase | None = None
     """Phase of the iterations whose calls are kept. Counts and times cover only these calls."""
     ops: tuple[str, ...] = ()
-    """Names, globs, id prefixes, or "#4" for the fourth heaviest, applied after the other filters; empty keeps all."""
+    """Names, globs, id prefixes, or "#4" for the fourth heaviest op. They are applied after the other filters. If
+    empty, all ops are kept.
+    """
 
 
 class Selection(OpFilter, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Reads TraceLens's `event_replay_ir.json` into a plan, and writes such a file.
 
-`tracelens_values` converts the arguments' values. The file is a list of `{"op_name", "replay_ir": {"list_pos_args":
-[...], "list_kwargs": [...]}}`. Each argument is `{"arg_name", "arg_type", "value"}`. An entry may have a `count` of
-calls. If no pass has changed an op, its entry is written back exactly as read, including unknown fields.
+The file is a list of `{"op_name", "replay_ir": {"list_pos_args": [...], "list_kwargs": [...]}}`. Each argument is
+`{"arg_name", "arg_type", "value"}`; `tracelens_values` converts the values. An entry may have a `count` of calls. The
+entry of an op that no pass has changed is written back exactly as read, including unknown fields.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
     """Return a plan with the ops of the file in its order, each with its `count` (default 1) and without recorded
     times.
 
-    The file has no overloads; they are matched by argument names later. An entry with an unknown argument type or dtype
-    stays in the plan with a reason. For all other errors, FormatError is raised, which names the entry.
+    The file has no overloads; they are found later by argument names. An entry with an unknown argument type or dtype
+    stays in the plan with a reason. For all other errors, raises FormatError, which names the entry.
     """
     entries = _load(Path(path))
     seen: Counter[str] = Counter()
@@ -40,9 +40,9 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
 
 
 def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> int:
-    """Write the ops whose arguments are known; return how many ops were left out because their arguments are unknown.
+    """Write the ops whose arguments are known. Return how many ops were left out because theirs are unknown.
 
-    Raises UsageError if the file exists and `force` is not set, or if it cannot be written.
+    Raises UsageError if the file exists and `force` is not set, or if the file cannot be written.
     """
     entries = [entry for entry in map(entry_of, plan.ops) if entry is not None]
     text = json.dumps(entries, indent=2)  # ASCII
@@ -130,8 +130,8 @@ def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
 
 
 def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], Reason | None]:
-    """Return all arguments and None; if an argument is unknown, return () and the reason. Every argument is checked in
-    either case. Raises Refused.
+    """Return (all arguments, None). If an argument is unknown, return ((), reason). Every argument is checked even
+    then. Raises Refused.
     """
     args: list[ReplayArg] = []
     unknown: Unknown | None = None
@@ -152,8 +152,9 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
 
 
 def entry_of(op: ReplayOp) -> dict[str, Any] | None:
-    """Return the entry of an op for the file; None if the op cannot be called. It is the original entry if that still
-    describes the op, otherwise a new one.
+    """Return the entry of an op for the file; None if the op cannot be called.
+
+    The entry with which the op was read is returned if it still describes the op. Otherwise a new one is made.
     """
     if op.origin is not None:
         try:
@@ -175,7 +176,9 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
 
 
 def _says(entry: Any, op: ReplayOp) -> bool:
-    """Check whether an entry still describes the op's name and arguments; types set by resolving are ignored."""
+    """Check whether an entry still describes the op's name and arguments. Types that were set when the op was resolved
+    are ignored.
+    """
     try:
         name, raw_args = _parts(entry)
         args, _ = _arguments(raw_args)
@@ -185,8 +188,8 @@ def _says(entry: Any, op: ReplayOp) -> bool:
 
 
 def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
-    """Return (tensors, values) by argument name, without type, order and type codes, because the overload implies
-    these.
+    """Return (tensors, values) by argument name. Type, order and type codes are left out, because the overload implies
+    them.
     """
     return {
         argument.name: (

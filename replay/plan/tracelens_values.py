@@ -1,7 +1,7 @@
 """Converts single arguments between TraceLens's notation and `ReplayArg`.
 
-A tensor is `{"shape", "dtype" (as profiled: "c10::Half"), "strides", "init"}`. A ScalarType, Layout or MemoryFormat is
-the integer that the profiler records. This module reads no files and does not need torch.
+A tensor is `{"shape", "dtype", "strides", "init"}`, with the dtype as profiled ("c10::Half"). A ScalarType, Layout or
+MemoryFormat is the integer that the profiler records. This module reads no files and does not need torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def code_of(value: Value) -> Value:
 
 
 def is_unicode(text: str) -> bool:
-    """Check for valid Unicode: an unpaired surrogate can be written as a JSON escape, but not into a file."""
+    """Check whether a text is valid Unicode. An unpaired surrogate can be written as a JSON escape, but not into a
+    file.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -142,7 +144,7 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _plain(kind: str, value: Any) -> Value:
-    """Return a value that is not a tensor, after checking that it can be written as JSON. Lists may be nested once."""
+    """Return a value that is not a tensor, after a check that JSON can express it. Lists may be nested once."""
     if not isinstance(value, list):
         return _scalar(kind, value)
     return tuple(

@@ -6,8 +6,8 @@
     trace = opreplay.open("trace.json.gz")
     trace["aten::mm"].measure()
 
-These are the public names; docs/python.md shows each at work. They are looked up when they are first used, so that
-importing opreplay takes no time and brings in neither torch nor numpy.
+These are the public names. docs/python.md shows each at work. They are looked up when they are first used. Hence
+importing opreplay takes no time and loads neither torch nor numpy.
 """
 
 from importlib import import_module

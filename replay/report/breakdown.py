@@ -50,8 +50,7 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
 def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
     """Return the breakdown in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, and other formats
-    have all rows.
+    Every format has the first `top` rows. If `top` is None, a terminal shows `shown` rows, and other formats have all.
     """
     return View(
         lines=[f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}"],

@@ -46,7 +46,7 @@ def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
 def _rates(
     title: str, name: str, of: Callable[[CollectiveFacts], Bandwidth | None], drop: float = 0, algorithm: bool = False
 ) -> list[_Column]:
-    """Return columns for the time and the bandwidths that `of` returns; `algorithm` adds the algorithm bandwidth."""
+    """Return columns for the time and the bandwidths that `of` returns. `algorithm` adds the algorithm bandwidth."""
 
     def rate(title: str, key: str, field: str, drop: float) -> _Column:
         unit = TIME if field == "time_us" else _RATE

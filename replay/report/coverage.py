@@ -25,11 +25,11 @@ HELD: dict[str, str] = {
 }
 """`--l2` state → what caches contain when an op starts."""
 NAMED_FROM = 0.1
-"""A total names the ops with order-of-magnitude predictions that make up at least this share of it."""
+"""Minimum share of a total time at which an op with order-of-magnitude predictions is named."""
 
 
 def is_rough(prediction: Simulated | None) -> bool:
-    """Check whether a prediction is only an order of magnitude: an irregular op that was never measured."""
+    """Check whether a prediction is only an order of magnitude, as for irregular ops that were never measured."""
     return prediction is not None and prediction.high_us >= ORDER_OF_MAGNITUDE * prediction.time_us > 0
 
 
@@ -62,8 +62,10 @@ ELSEWHERE = "outside the selected ops"
 
 
 def coverage_text(covered: Coverage, clock: str) -> str:
-    """Return the shares of the time that were predicted by each method, as text. "41.0 % of device time by rules, 52.0
-    % by bytes only, 7.0 % not predicted"; shares of zero are omitted.
+    """Return the shares of the time predicted by each method, such as "41.0 % of device time by rules, 52.0 % by bytes
+    only".
+
+    Shares of zero are omitted.
     """
     parts = [
         (covered.users, "by your code"),
@@ -96,10 +98,9 @@ def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
-    """Return the ops' shares of the recorded time, the coverage of predictions for a device, and the name of the total.
+    """Return (ops' shares of the recorded time by op id, coverage of a device's predictions, name of the total).
 
-    The shares are given by op id. The total is "recorded time". If no time was recorded, it is "ops", and each op has
-    an equal share.
+    The total is "recorded time". If no time was recorded, it is "ops", and each op has an equal share.
     """
     timed = any(r.recorded_share > 0 for r in results)
     shares = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}

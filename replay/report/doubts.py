@@ -98,7 +98,9 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:
-    """Return notes on the threads that ops used and on idle processors; none if idle processors were not counted."""
+    """Return notes on the threads that ops used and on idle processors. Return [] if idle processors were not
+    counted.
+    """
     threads, wanted = environment.get("threads"), environment.get("threads_of_torch")
     idle, cpus = environment.get("idle_cpus"), environment.get("cpus")
     if not isinstance(threads, int) or not isinstance(idle, int | float):

@@ -1,7 +1,6 @@
 # pyright: strict
-"""The head of a report: recording and device, utilization, classes of work, labels, predictions and their quality.
-
-Consists of text lines, without tables.
+"""First lines of a report, without tables: recording and device, utilization, classes of work, labels, predictions and
+their quality.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
 LEAST, LARGE = 0.01, 0.1
-"""Minimum share of a class of work or label to be listed, and minimum share to be listed as a warning."""
+"""Minimum share of a class of work or label to be listed, and to be listed as a warning."""
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
@@ -55,7 +54,7 @@ def rendered(lines: Sequence[str]) -> list[RenderableType]:
 
 
 def capture_lines(plan: ReplayPlan) -> list[str]:
-    """Return the limitations of a captured plan, as noted in the capture; none for other plans."""
+    """Return the limitations that the capture noted for a captured plan; [] for other plans."""
     if plan.capture is None:
         return []
     notes = (*plan.capture.notes, "predictions are for kernels only, without host launch time")
@@ -194,8 +193,7 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
 def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float, float]:
     """Return the total time of all calls of all predicted ops in microseconds, and its 80 % band (low, high).
 
-    Errors are combined as for a simulated step: errors of ops in one kernel family add up, errors of different families
-    are independent.
+    As in a simulated step, errors of ops in one kernel family add up, and errors of different families are independent.
     """
     total, up, down = 0.0, dict[str, float](), dict[str, float]()
     for result in results:

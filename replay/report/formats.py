@@ -1,5 +1,5 @@
 # pyright: strict
-"""Write a table as Markdown, CSV, Parquet or a data frame; text from a trace is escaped as each format requires."""
+"""Write a table as Markdown, CSV, Parquet or a data frame. Text from a trace is escaped as each format requires."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _columns(table: AnyTable) -> dict[str, list[Any]]:
 def parquet(table: AnyTable, about: bytes) -> bytes:
     """Return the bytes of a Parquet file, with `about` as its metadata entry `opreplay`.
 
-    Types are taken from the column definitions, not from the values, so that files of several runs can be read as one
-    data set. Raises EnvironmentRefused if pyarrow is not installed.
+    Types come from the column definitions, not from the values. Thus, files of several runs can be read as one data
+    set. Raises EnvironmentRefused if pyarrow is not installed.
     """
     try:
         pyarrow, files = import_module("pyarrow"), import_module("pyarrow.parquet")

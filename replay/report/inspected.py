@@ -59,7 +59,7 @@ Tables = Mapping[str, Callable[[], AnyTable]]
 
 
 def tables(trace: Trace, *, peak: Peak | None = None, limits: Limits | None = None) -> Tables:
-    """Return every table of a trace by name; the table of ops is also called "roofline", as on the command line.
+    """Return every table of a trace by name. The table of ops is also called "roofline", as on the command line.
 
     The step and launch tables have no rows if the trace has no marked steps or no launches.
     """

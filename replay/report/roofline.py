@@ -1,5 +1,5 @@
 # pyright: strict
-"""Roofline table of a trace, or of a run's ops, as terminal text, JSON and CSV; HTML pages use the same columns."""
+"""Roofline table of a trace, or of a run's ops, as terminal text, JSON and CSV. HTML pages use the same columns."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ _IN_FILES = (
 def view(roofline: Roofline, top: int | None, shown: int) -> View:
     """Return the roofline in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, and other formats
-    have all rows.
+    Every format has the first `top` rows. If `top` is None, a terminal shows `shown` rows, and other formats have all.
     """
     return View(
         lines=[head_line(roofline)],

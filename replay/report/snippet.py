@@ -1,7 +1,7 @@
 # pyright: strict
 """Show one op as a few lines of plain PyTorch that make the call, to paste into a console, a bug report or a test.
 
-Names and values come from the plan. All text from a trace is quoted, so that none of it is executed as code.
+Names and values come from the plan. Text from a trace is quoted, so it is never executed as code.
 """
 
 from __future__ import annotations

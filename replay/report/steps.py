@@ -57,8 +57,7 @@ def no_rows(by: Literal["step", "launch"]) -> Table[Any]:
 def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:
     """Return all steps or launches in every output format.
 
-    Every format has the first `top` rows. If `top` is None, a terminal shows the first `shown` rows, and other formats
-    have all rows.
+    Every format has the first `top` rows. If `top` is None, a terminal shows `shown` rows, and other formats have all.
     """
     return View(
         lines=[step_line(table) if isinstance(table, StepTable) else launch_line(table)],

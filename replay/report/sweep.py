@@ -50,8 +50,8 @@ MOST_LINES = 10
 def head_line(sweep: Cases) -> str:
     """Return the first line of a sweep: the predicted times of its calls on each device, and the times measured here.
 
-    Each is given as the shortest and longest time of the calls, predicted times with their band: "1 call: 910b3 would
-    take 24.8 µs (15.5 µs to 39.7 µs); measured 23.6 ms on cpu"
+    Times are given as the shortest and longest of all calls. Predicted times have a band: "1 call: 910b3 would take
+    24.8 µs (15.5 µs to 39.7 µs); measured 23.6 ms on cpu"
     """
     cases = sweep.cases
     parts = [_predicted_part(soc, [case.result.simulated.get(soc) for case in cases]) for soc in sweep.socs]
@@ -205,7 +205,7 @@ def view(sweep: Cases) -> View:
 
 
 def file_table(sweep: Cases) -> Table[Case]:
-    """Return one row per call, with all columns of CSV and data frames; times are in microseconds."""
+    """Return one row per call, with all columns of CSV and data frames. Times are in microseconds."""
     columns = [
         _NAME,
         _INPUTS,
@@ -226,7 +226,7 @@ def file_table(sweep: Cases) -> Table[Case]:
 
 
 def render(sweep: Cases, *, width: int) -> RenderableType:
-    """Render one row per call in `width` characters; rows of calls that differ only in sizes start with the sizes."""
+    """Render one row per call in `width` characters. Rows of calls that differ only in sizes start with the sizes."""
     cases, sizes, marks = sweep.cases, _sizes(sweep), _marks(sweep)
     columns = [
         *sizes,
@@ -322,7 +322,10 @@ def _answers(sweep: Cases) -> tuple[Answer, ...]:
 
 
 def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return (size, µs) points per line; measured times and each device have a line per combination of other sizes."""
+    """Return the points (size, µs) of each line.
+
+    Measured times and each device have a line for each combination of the other sizes.
+    """
     lines: dict[str, list[tuple[float, float]]] = {}
     for case in cases:
         others = "".join(f", {name}={case.sizes[name]}" for name in fixed)
@@ -333,7 +336,7 @@ def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) ->
 
 
 def _curves(sweep: Cases) -> Iterator[Curve]:
-    """Yield a curve per call over the first size with several values; each combination of other sizes is a line."""
+    """Yield one curve per call, over the first size with several values. Each combination of other sizes has a line."""
     from opreplay.replay.report.page.model import Curve, Line
 
     for text in dict.fromkeys(case.written for case in sweep.cases):

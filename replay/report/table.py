@@ -1,7 +1,7 @@
 # pyright: strict
 """Definition of a table (title, key, value and unit of each column), and its display in a terminal.
 
-`opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame; a page writes it as
+`opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame. Pages write it as
 HTML.
 """
 
@@ -24,7 +24,7 @@ Row = TypeVar("Row")
 
 MIN_OP_WIDTH = 24
 HARD_MIN_OP_WIDTH = 8
-"""Minimum width of the op column; to keep it, even numeric columns with drop priority 0 are dropped."""
+"""Minimum width of the op column. To keep it, even numeric columns with drop priority 0 are dropped."""
 ONE_LINE_WIDTH = 34
 """Minimum width for the name and distinguishing sizes of an op if each op has one line."""
 NAMES_WIDTH = 48
@@ -87,11 +87,12 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     takes the remaining width of a terminal. `paste`: one unwrapped line of any length, to be copied.
     """
     chars: int = 0
-    """Maximum width, where a `fold` column wraps and another leaves the middle out; 0 for no limit."""
+    """Maximum width; 0 for no limit. A `fold` column wraps longer text, other columns leave out its middle."""
     detail: Callable[[Row], str] | None = None
-    """Returns the text after the name in a column of ops: the arguments, or why the op is not replayed. A column with
-    `detail` is a column of ops, which takes the remaining width. The text has the column's `style`, or is dim if there
-    is no style.
+    """Returns the text after the name in a column of ops: the arguments, or why the op is not replayed.
+
+    A column with `detail` is a column of ops, which takes the remaining width. The text has the column's `style`, or is
+    dim if there is none.
     """
     short: Callable[[Row], str] | None = None
     """Shorter detail for narrow terminals; None or "" to use `detail`."""
@@ -241,8 +242,8 @@ def terminal(
 ) -> list[RenderableType]:
     """Return the first rows of the table in `width` characters, after an empty line; [] if there are no rows.
 
-    Without `all_rows`, only rows that hold 95 % of the weight are shown. Lines below the table name the dropped columns
-    and give the number of rows not shown; `rest` says where to find these rows. With `width` 0, no column is dropped.
+    Without `all_rows`, only rows that hold 95 % of the weight are shown. Lines below the table name the dropped
+    columns, the number of rows not shown, and where to find them (`rest`). With `width` 0, no column is dropped.
 
     A column of ops takes the remaining width. Other columns are dropped until it has at least `room` characters. With
     `one_line`, each op takes one line, with only the details that distinguish it from others of the same name.
@@ -326,7 +327,7 @@ def names_room(names: Iterable[str]) -> int:
 
 
 def op_line(column: Column[Row], row: Row, space: int) -> Text:
-    """Return name and detail on one line; if the detail does not fit, shorten it, and then the name."""
+    """Return name and detail on one line. If they do not fit, the detail is shortened first, then the name."""
     name, detail, style = _op_parts(column, row)
     short = safe(column.short(row) if column.short is not None else "") or detail
     if cells(name) + 2 + cells(detail) <= space or not detail:

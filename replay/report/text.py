@@ -1,5 +1,5 @@
 # pyright: strict
-"""Format numbers and text from traces for people: units, digits, control characters; independent of output formats."""
+"""Format numbers and text from traces for people, in any output format: units, digits, control characters."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MOST_REFUSED = 8
 
 
 def view(study: Study, *, lines: bool = False) -> View:
-    """Return cases of programs in every output format; `lines` adds the busy time of each source line."""
+    """Return cases of programs in every output format. `lines` adds the busy time of each source line."""
     return View(
         lines=[headline(study)],
         render=lambda width: render(study, width, lines=lines),
@@ -60,7 +60,7 @@ def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
 
 
 def uncalibrated(looked: Sequence[CaseResult]) -> bool:
-    """Check whether the time of any requested case is uncalibrated; also true if no requested case has a time."""
+    """Check whether the time of any requested case is uncalibrated. Also true if no requested case has a time."""
     times = [row.time for row in looked if row.time is not None and not row.case.checked_only]
     return not times or any(time.confidence != "calibrated" for time in times)
 
@@ -238,7 +238,9 @@ def column_if_varied(column: _CaseColumn, rows: Sequence[CaseResult]) -> list[_C
 
 
 def measured_table(looked: Sequence[CaseResult]) -> Table[CaseResult]:
-    """Return measured and predicted times, and the errors without and with a factor calibrated on the other cases."""
+    """Return measured and predicted times, and the prediction errors with and without a factor calibrated on other
+    cases.
+    """
 
     def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _CaseColumn:
         return _CaseColumn(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
@@ -264,7 +266,7 @@ def _named(row: CaseResult) -> tuple[str, str, str]:
 
 
 def of_first_case(looked: Sequence[CaseResult]) -> list[CaseResult]:
-    """Return the first case that has a time, once per device with a time; in a sweep, with its best settings."""
+    """Return the first case that has a time, once per device. In a sweep, it has its best settings."""
     good = [row for row in looked if row.time is not None and not row.failed]
     first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
     return list({row.soc: row for row in reversed(first)}.values())[::-1]

@@ -34,9 +34,9 @@ COUNTS = {
     "indices": ("int64", "indices are integers"),
     "state_steps": ("float32", "one step counter per parameter"),
 }
-"""Name of a tensor list → (its dtype, which does not depend on the dtypes of other arguments, reason)."""
+"""Dtypes of the tensor lists whose dtype does not depend on other arguments, as name → (dtype, reason)."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
-"""Text arguments that only appear in error messages, so their recorded values are not needed."""
+"""Text arguments that appear only in error messages. For this reason, their recorded values are not needed."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -57,7 +57,7 @@ def bind(
     """Return the arguments of the matched overload in schema order, and the assumptions made for them.
 
     Arguments that were added to the schema after the recording are left out, so that their defaults apply. With
-    `empty_lists`, a `Tensor?[]` about which nothing is known is assumed to be empty. Raises Unbound with reason
+    `empty_lists`, a `Tensor?[]` is assumed to be empty if nothing is known about it. Raises Unbound with reason
     "metadata missing", "layout not recorded" or "policy".
     """
     notes: list[Assumption] = _alignment_notes(match)
@@ -90,17 +90,17 @@ def bind(
 
 
 def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
-    """Check whether an optional list of numbers may have been passed although none is recorded, as in torch
-    up to 1.12.
+    """Check whether an optional list of numbers may have been passed although none is recorded. Traces of torch up to
+    1.12 do not record such lists.
     """
     return rec.kind == "absent" and arg.optional and arg.kind.startswith("int[") and not context.number_lists_told
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
-    """Raise Unbound for a tensor without strides among tensors with strides: it is sparse, and its number of elements
-    is unknown.
+    """Raise Unbound for tensors whose layout is not recorded.
 
-    Also raises Unbound for a quantized tensor, whose scale is not recorded.
+    A tensor without strides among tensors with strides is sparse, and its number of elements is unknown. The scale of a
+    quantized tensor is not recorded.
     """
     odd = next((arg.name for arg, rec in pairs if rec.unlike_strided), None)
     if odd is not None:
@@ -123,8 +123,8 @@ def _refuse_values(args: Sequence[ReplayArg]) -> None:
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
     """Return the arguments of an unresolved call as arg0, arg1, ..., for reports and simulated devices.
 
-    `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values are not
-    left out but become None, so that the numbers in the names are the recorded positions.
+    `float_dtype` replaces a dtype that was not recorded. Tensors with impossible metadata and unrecorded values become
+    None. They are not left out, so that the numbers in the names are the recorded positions.
     """
     return aliasing.normalize_sharing(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
 
@@ -143,8 +143,9 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
 
 
 def _plain_type(value: object) -> str:
-    """Return the schema type of a single recorded value. It is "" for MISSING, for nested lists, and for integers that
-    are too large.
+    """Return the schema type of a single recorded value.
+
+    It is "" for MISSING, for nested lists, and for integers that are too large.
     """
     if value in ("inf", "-inf", "nan"):
         return "float"
@@ -245,7 +246,9 @@ def decode_enum(kind: str, value: Value) -> Value:
 
 
 def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
-    """Clear a flag that lets an op skip its bounds checks, and add a note. With checks, the op does the same work."""
+    """Clear a flag that lets an op skip its bounds checks, and add a note. The op does the same work with the
+    checks.
+    """
     if arg.name != UNSAFE or arg.value is not True:
         return arg
     notes.append(Assumption(argument=UNSAFE, what="False: the recorded True skips bounds checks"))
@@ -286,8 +289,9 @@ def _has_dtypes(arg: ReplayArg) -> bool:
 def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: Call, context: Context
 ) -> tuple[ReplayArg, str | None]:
-    """Return a guess for an argument whose value is not in the trace, and a note on the guess. Raises Unbound if the
-    value cannot be guessed.
+    """Return a guess for an argument whose value is not in the trace, and a note on the guess.
+
+    Raises Unbound if the value cannot be guessed.
     """
     from opreplay.replay.resolve.guess import guess as inference
 
@@ -314,7 +318,9 @@ def _is_undefined(arg: ArgSpec, rec: RecordedArg) -> bool:
 
 
 def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[ReplayArg, str | None]:
-    """Return None as the value of an optional argument, and a note on it; raise Unbound for a required argument."""
+    """Return None as the value of an optional argument, and a note on this value. Raises Unbound for a required
+    argument.
+    """
     from opreplay.replay.resolve.guess import lists
 
     if arg.optional:

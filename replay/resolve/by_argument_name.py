@@ -36,9 +36,11 @@ _WIDENS = {
 
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
-    """Add an overload for `device`, or a reason why there is none, to each op of a plan that has neither. Other ops
-    stay unchanged, with two exceptions: ops for which this process has a user's executor, and ops whose library is not
-    installed.
+    """Add an overload for `device` to each op of a plan that has neither an overload nor a reason. If there is no
+    overload, add the reason.
+
+    Other ops stay unchanged, with two exceptions: ops for which this process has a user's executor, and ops whose
+    library is not installed.
     """
     ops = tuple(
         _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)
@@ -52,7 +54,7 @@ OF_A_PLACE = frozenset({"policy", "library missing"})
 
 
 def _asked_again(op: ReplayOp) -> ReplayOp:
-    """Remove the reason from a resolved op if it was only about the machine on which the plan was written."""
+    """Remove the reason from a resolved op if it only concerned the machine on which the plan was written."""
     is_of_a_place = op.resolved_by is not None and op.reason is not None and op.reason.kind in OF_A_PLACE
     return msgspec.structs.replace(op, reason=None) if is_of_a_place else op
 
@@ -123,8 +125,9 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
 
 
 def _overrides(name: str) -> bool:
-    """Check whether a user's executor takes precedence over torch. True also if two patterns match, which `_by_user`
-    then reports.
+    """Check whether a user's executor takes precedence over torch.
+
+    True also if two patterns match the name; `_by_user` then reports this.
     """
     try:
         entry = EXECUTORS.find(name)
@@ -209,7 +212,7 @@ def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]
 
 
 def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
-    """Return the argument with the schema's type and mutability, and a single number as a list if the schema requires
+    """Return the argument with the schema's type and mutability. A single number becomes a list if the schema requires
     one.
     """
     value = decode_enum(wanted.kind, arg.value)

@@ -34,8 +34,8 @@ def defining_file(name: str, overload: str, files: Collection[str]) -> Path | No
 def definition_of(name: str, overload: str) -> Path | None:
     """Return the Python file that defined "ns::op".
 
-    If the caller of torch.library is unknown, it is torch.library's own file. Returns None if C++ or another file of
-    torch defined the op.
+    If the caller of torch.library is unknown, the result is torch.library's own file. Returns None if C++ or another
+    file of torch defined the op.
     """
     file = _place(name, overload)
     return None if file is None or (_torch_library().parent in file.parents and file != _torch_library()) else file
@@ -56,8 +56,9 @@ def _torch_library() -> Path:
 
 
 def registered_by(op: ReplayOp) -> str | None:
-    """Return what registered the function that a plan's op calls: the user's name for it, or its file. None if the
-    function belongs to torch or opreplay.
+    """Return what registered the function that a plan's op calls: the user's name for it, or its file.
+
+    Returns None if the function belongs to torch or opreplay.
     """
     namespace = op.called.partition("::")[0]
     if op.resolved_by == "import":

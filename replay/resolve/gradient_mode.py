@@ -1,14 +1,14 @@
 # pyright: strict
 """Decides which ops are replayed with gradients enabled; the executors enable them.
 
-Gradients are enabled if three conditions hold. Autograd is known to have recorded at least half of the op's calls. The
-function called here is composed of other ops before autograd sees it (`CompositeImplicitAutograd`), or its kernel
-checks the gradient mode. The function writes to none of its arguments. If the trace does not show whether autograd
-recorded the calls, gradients are off, and an assumption says so.
+Gradients are enabled if three conditions hold. First, autograd is known to have recorded at least half of the op's
+calls. Second, the function called here is composed of other ops before autograd sees it (`CompositeImplicitAutograd`),
+or its kernel checks the gradient mode. Third, the function writes to none of its arguments. If the trace does not show
+whether autograd recorded the calls, gradients are off, and an assumption says so.
 
-Such ops choose their implementation by the gradient mode: `linear` on a batch folds the batch into rows so that its
-backward is a product, too; `embedding_bag` keeps what its backward needs. All other ops do the same work in both modes,
-and gradients would only add some microseconds of autograd's own time.
+Such ops choose their implementation by the gradient mode. `linear` on a batch folds the batch into rows so that its
+backward is a product, too. `embedding_bag` keeps what its backward needs. All other ops do the same work in both modes.
+For them, gradients would only add some microseconds of autograd's own time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from opreplay.replay.ir.model import Assumption, ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 
 ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
-"""Ops with a derivative whose kernel checks the gradient mode itself. `mkldnn_rnn_layer` then keeps a workspace for the
-backward (mkldnn/RNN.cpp).
+"""Ops with a derivative whose kernel checks the gradient mode itself. With gradients, `mkldnn_rnn_layer` keeps a
+workspace for the backward (mkldnn/RNN.cpp).
 """
 
 

@@ -22,11 +22,11 @@ def way_on(
     device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
 ) -> Candidates:
     """Return the `overloads` of the op `name`, with a note on how its overload `spec` runs on `device`, or why it
-    cannot run.
+    cannot run there.
 
     `dtypes` are the dtypes of the tensors by name. `values` are the sizes of the tensors and the values of other
-    arguments. If this torch build has no kernels for the device at all, single ops cannot be judged, and the overloads
-    are returned unchanged.
+    arguments. If this torch build has no kernels for the device at all, nothing is known about single ops. The
+    overloads are then returned unchanged.
     """
     form = legacy_form(name, spec.overload)
     if form is not None:
@@ -57,7 +57,9 @@ _CHECKED_INSIDE = {
         ("aten::crow_indices", "aten::col_indices", "aten::ccol_indices", "aten::row_indices"), "compressed sparse"
     ),
 }
-"""Op that checks the layout itself → the layout it requires; the dispatcher has a kernel for any layout."""
+"""Layouts required by ops that check the layout themselves, by op. The dispatcher does not show these layouts, because
+it has a kernel of these ops for any layout.
+"""
 
 
 def wanted_layout(spec: OpSpec) -> str | None:

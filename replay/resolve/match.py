@@ -18,13 +18,16 @@ from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 DEFAULTED_ARGUMENT = 0.5
 """Cost of an argument that was added to the schema since the recording."""
 CHANGED_ARITY = 5.0
-"""Cost of any difference in the number of arguments: an overload with the recorded number wins if it fits at all."""
+"""Cost of any difference in the number of arguments. It is so high that an overload with the recorded number wins if it
+fits at all.
+"""
 SKIPPED_ARGUMENT = 0.1
-"""Cost of a recorded entry before the first argument: of two overloads that match the last entries, the longer one
-wins.
+"""Cost of a recorded entry before the first argument. Because of it, the longer one of two overloads that match the
+last entries wins.
 """
 SKIPPED_TO_OUT = 20.0
-"""Cost of using an entry of an interpreter's stack as `out=`: an entry before the first argument is rarely an `out=`.
+"""Cost of using an entry of an interpreter's stack as `out=`. It is high, because an entry before the first argument is
+rarely an `out=`.
 """
 DROPPED_ARGUMENT = 8.0
 """Cost of a recorded argument that the schema does not have."""
@@ -74,9 +77,9 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
     """Return why a recorded number is not a known code of a dtype, layout or memory format; None if the call has no
     unknown code.
 
-    Newer versions of torch have more codes. A call with such a code matches the wrong overload, one that takes the
-    number as a size or another number. An overload with a code argument would fit better than `match` if the code were
-    known.
+    Newer versions of torch have more codes. A call with such a code matches the wrong overload: one that takes the
+    number as a size or another number. An unknown code is recognised by this: if it were known, an overload with a code
+    argument would fit better than `match`.
     """
     for spec in specs:
         codes = [
@@ -98,8 +101,8 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
     """Return an alternative to a match with `out=`: an overload without `out=` that fits the last entries.
 
-    None if there is none. TorchScript records its stack, so a tensor before the first argument looks like one more
-    argument.
+    An alternative may exist because TorchScript records its stack. A tensor before the first argument then looks like
+    one more argument. Returns None if there is no alternative.
     """
     if match.skipped or not match.spec.has_out:
         return None
@@ -122,9 +125,10 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
-    """Match an overload to the recorded arguments; None if it does not fit. If fewer arguments were recorded than the
-    overload has, they are its first ones. If more were recorded, the last ones are matched or, if these do not fit and
-    no tensor would be dropped, the first ones.
+    """Match an overload to the recorded arguments; None if it does not fit.
+
+    If fewer arguments were recorded than the overload has, they are its first ones. If more were recorded, the last
+    ones are matched. If these do not fit and no tensor would be dropped, the first ones are matched.
     """
     wanted = len(spec.args)
     extra = len(recorded) - wanted
@@ -191,7 +195,9 @@ def _scalar_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
 
 
 def _text_cost(kind: str, text: str) -> float | None:
-    """Return the cost of passing a recorded string: a complex number, or a device or string of an ExecutionTrace."""
+    """Return the cost of passing a recorded string. The string is a complex number, or a device or string of an
+    ExecutionTrace.
+    """
     if kind in ("complex", "Scalar"):
         return {"complex": 0.0, "Scalar": 1.0}[kind] if text.endswith("j") and _COMPLEX.fullmatch(text) else None
     if kind == "Device":
@@ -241,10 +247,10 @@ _ABSENT_COST: dict[str, float] = {
     **dict.fromkeys(("Tensor", "Tensor[]"), 6.0),
     **dict.fromkeys(("int", "float", "bool", "Scalar", "complex"), 12.0),
 }
-"""Schema type that does not accept None → cost of matching it to an empty entry.
+"""Costs of matching an empty entry to an argument that does not accept None, by schema type.
 
-Strings, devices and lists of more than 30 elements are never recorded, and an undefined tensor looks the same as an
-empty entry. An empty number is unlikely.
+An empty entry is likely for strings, devices and lists of more than 30 elements, which are never recorded. An undefined
+tensor also looks like an empty entry. An empty number is unlikely.
 """
 
 

@@ -1,10 +1,11 @@
 # pyright: strict
 """Finds schemas for a recorded name, and the function to call for a plan's op.
 
-This is the only module that accesses torch.ops. Sources in order: the dispatcher's table, an allow-listed import of the
-library, a plain function of a module that the user named, opreplay's reference implementation. A plan file is as
-untrusted as a trace. Therefore a name is looked up in the dispatcher's table before it is used as an attribute, and the
-policy is checked each time. `match` chooses the overload; equivalents are in `ops.aten`.
+This is the only module that accesses torch.ops. It searches these sources in order: the dispatcher's table; an
+allow-listed import of the library; a plain function of a module that the user named; opreplay's reference
+implementation. A plan file is as untrusted as a trace. Therefore a name is looked up in the dispatcher's table before
+it is used as an attribute, and the policy is checked each time. `match` chooses the overload; equivalents are in
+`ops.aten`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ RENAMED: dict[str, str] = {
     **portable.RENAMED,
     **UNDER_ATEN,
 }
-"""Removed op of torch, or npu op under the aten namespace → op that replaced it, with the same leading arguments."""
+"""Ops that were replaced, by the recorded name → op that replaced it, with the same leading arguments.
+
+The replaced ops are ops that torch removed, and npu ops under the aten namespace.
+"""
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1", "xpu": "XPU", "mps": "MPS", "hpu": "HPU"}
 _CPU_RELATED = ("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU")
@@ -48,7 +52,9 @@ _imported: dict[str, tuple[str, ...]] = {}
 
 
 class Candidates(msgspec.Struct, frozen=True, kw_only=True):
-    """The callable overloads of a name, or a Python function, and how they were found; or why there are none."""
+    """What can be called for a name: its overloads or a Python function, and how they were found. If there is nothing,
+    it says why.
+    """
 
     specs: tuple[OpSpec, ...] = ()
     resolved_by: Resolution = "jit"
@@ -62,7 +68,7 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True):
 def candidates(name: str, policy: Policy) -> Candidates:
     """Return every overload of a recorded "namespace::op[.overload]", or a substitute.
 
-    If there is none, the result holds the reason, e.g. the policy. May import a library that the policy allows, or
+    If there is neither, the result holds the reason, e.g. the policy. May import a library that the policy allows, or
     register references. Never raises, whatever the text is.
     """
     parts = split_name(name)
@@ -117,8 +123,9 @@ def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidate
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
-    """Return how an overload got into the dispatcher's table. A library counts as imported no matter what
-    imported it.
+    """Return how an overload got into the dispatcher's table.
+
+    A library counts as imported no matter what imported it.
     """
     if is_reference(spec.name):
         return "reference"
@@ -202,8 +209,8 @@ def _is_installed(module: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _import_failure(module: str) -> str | None:
-    """Import a module named by the user or by the policy. Returns the error if the module exists but its
-    import fails.
+    """Import a module named by the user or by the policy. Returns the error if the module exists but its import fails;
+    otherwise None.
     """
     if not _is_installed(module):
         return None
@@ -230,7 +237,9 @@ def policy_verdict(spec: OpSpec) -> Reason | None:
 
 
 def device_has_kernels(device: str) -> bool:
-    """Check whether this torch build has any kernels for a device; if not, a missing kernel proves nothing."""
+    """Check whether this torch build has any kernels for a device. If it has none, the lack of a kernel for one op
+    proves nothing.
+    """
     return _has_kernel("aten::add.Tensor", device.partition(":")[0])
 
 
@@ -287,8 +296,9 @@ def _stop_for(reason: Reason | None) -> None:
 
 
 def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """Return the user's Python function that a plan's op calls, after the lookup and checks made when the op was
-    resolved.
+    """Return the user's Python function that a plan's op calls.
+
+    The lookup and the checks are the same as when the op was resolved.
     """
     entry = candidates(op.called, policy)
     _stop_for(entry.reason or refused_text(op.args))
@@ -299,8 +309,9 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
-    """Return the overload that a plan's op names; None if the dispatcher does not have it. It is for inspection, not
-    for calls.
+    """Return the overload that a plan's op names; None if the dispatcher does not have it.
+
+    The overload is for inspection, not for calls.
     """
     parts = split_name(op.via or op.name)
     if parts is None:

@@ -34,8 +34,10 @@ class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
-    """Return the call of the own implementation of an op that a substitute runs. If nothing can be compared, return a
-    `ValueCheck` that says why. Arguments keep their positions: the n-th of the call is the n-th of `op`.
+    """Return the call of the own implementation of an op that a substitute runs.
+
+    If nothing can be compared, returns a `ValueCheck` that says why. Arguments keep their positions: the n-th of the
+    call is the n-th of `op`.
     """
     verdict = _verdict_before_lookup(op)
     if verdict is not None:
@@ -68,8 +70,9 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
 
 
 def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
-    """Return the verdict if nothing can be compared: the op runs its own implementation, or has none. No schema is
-    needed.
+    """Return the verdict for an op if it follows without a schema; None otherwise.
+
+    It follows if the op runs its own implementation, or if nothing can be compared with it.
     """
     if op.resolved_by == "reference":
         return not_compared("the reference implementation ran, because the library is not installed")

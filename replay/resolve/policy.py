@@ -73,7 +73,9 @@ REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename"})
 """Argument names that make an op forbidden."""
 
 FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}
-"""Argument name → the only value it may have: `segment_reduce(unsafe=True)` reads out of bounds."""
+"""Arguments that may have only one value, as name → this value. The reason for `unsafe`: `segment_reduce(unsafe=True)`
+reads out of bounds.
+"""
 
 REFUSED_TYPES: tuple[str, ...] = (
     "Storage",
@@ -190,7 +192,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The user's permissions. By default, the libraries of `MODULE_OF` are allowed, and collectives are not."""
 
     allow_imports: dict[str, str] = {}
-    """Namespace → module, or several separated by commas, as given by the user (`--allow-import NAMESPACE=MODULE`)."""
+    """Modules that the user allows, by namespace (`--allow-import NAMESPACE=MODULE`). Several modules of a namespace
+    are separated by commas.
+    """
     known_libraries: bool = True
     """Whether to import modules of `MODULE_OF` if they are installed."""
     collectives: bool = False

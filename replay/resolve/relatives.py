@@ -18,18 +18,23 @@ from opreplay.traces.model import OpSignature, Trace
 
 FOLLOWING = 12
 MAX_CHILDREN = 4096
-"""Maximum number of children considered; a list of all parameters of a model has one child per parameter."""
+"""Maximum number of children considered. It is large because a list of all parameters of a model has one child per
+parameter.
+"""
 MAX_INNER = 64
 INNER_DEPTH = 3
 MAX_ANCESTORS = 6
 MAX_PLACE = 1024
 """Maximum number of earlier siblings among which calls of the same name are counted."""
 MAX_SAME_NUMBER = 64
-"""Maximum number of calls with one autograd sequence number that are considered; the last ones are kept. Many calls can
-have one number: calls that record no backward node have that of the next call that records one.
+"""Maximum number of calls with one autograd sequence number that are considered; the last ones are kept.
+
+Many calls can have one number: a call that records no backward node has the number of the next call that records one.
 """
 MAX_DISPATCHES = 24
-"""Maximum number of rows that are treated as one call; four nested transforms of `torch.func` record up to twelve."""
+"""Maximum number of rows that are treated as one call. Four nested transforms of `torch.func` record up to
+twelve rows.
+"""
 MAX_DEPTH = 16
 """Maximum number of parents considered. It is needed because a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -51,7 +56,9 @@ class RelativesIndex:
 
     @cached_property
     def _groups(self) -> Rows:
-        """Group id of each row, shared by siblings: the parent's row, or a negative number per track."""
+        """Group id of each row. Siblings have the same id: the row of their parent, or a negative number per track if
+        they have no parent.
+        """
         return np.where(self._parents >= 0, self._parents, -1 - self._trace.ops.track.astype(np.int64))
 
     @cached_property
@@ -89,8 +96,9 @@ class RelativesIndex:
     def around(self, row: int) -> Relatives:
         """Return the recorded calls around one row of `Trace.ops`.
 
-        Each transform of `torch.func` dispatches and records a call again, so one call may have several rows. They
-        count as one call, with the surroundings of the outermost row and the children of the innermost row.
+        Each transform of `torch.func` dispatches and records a call again, so one call may have several rows. These
+        rows count as one call. Its surroundings are those of the outermost row, and its children are those of the
+        innermost row.
         """
         row, innermost = self._dispatches(row)
         above, node = self._above(row), self._node(row)
@@ -163,8 +171,10 @@ class RelativesIndex:
         return [int(r) for r in order[max(low, high - MAX_SAME_NUMBER) : high]]
 
     def _node(self, row: int) -> int | None:
-        """Return the row of a call's backward node; None if unknown. The first argument of this node has the shape of
-        the call's result. For a composite, it is the backward node of its last call.
+        """Return the row of a call's backward node; None if unknown.
+
+        The first argument of this node has the shape of the call's result. For a composite, the backward node is that
+        of its last call.
         """
         for _ in range(INNER_DEPTH):
             node = self._node_of_number(row)
@@ -177,8 +187,9 @@ class RelativesIndex:
         return None
 
     def _node_of_number(self, row: int) -> int | None:
-        """Return the row of the backward node with a call's sequence number and op name; None if there is none, or if a
-        later call of this name recorded it.
+        """Return the row of the backward node with a call's sequence number and op name.
+
+        Returns None if there is none, or if a later call of this name recorded it.
         """
         called = self._signature(row).name
         name = _plain(called.partition("::")[2])
@@ -209,8 +220,9 @@ class RelativesIndex:
         return None
 
     def _above(self, row: int) -> list[int]:
-        """Return the rows that enclose a row, innermost first. If several rows record one call, only the outermost of
-        them is included.
+        """Return the rows that enclose a row, innermost first.
+
+        If several rows record one call, only the outermost of them is included.
         """
         ancestors: list[int] = []
         row = int(self._parents[row])
@@ -296,7 +308,9 @@ class RelativesIndex:
 
 
 def _is_same_call(outer: OpSignature, inner: OpSignature) -> bool:
-    """Check whether a nested row records the same call as the outer row; `torch.func` may record arguments twice."""
+    """Check whether a nested row records the same call as the outer row. The numbers of their arguments may differ,
+    because `torch.func` may record arguments twice.
+    """
     if outer.name != inner.name or not outer.dims or not inner.dims:
         return False
     short, long = sorted((len(outer.dims), len(inner.dims)))

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Resolves one recorded op to a call (its overload and arguments, or user code), or to the reason why it cannot be
-called.
+"""Resolves one recorded op to a call, or to the reason why it cannot be called.
 
-Determines the order of the methods, which are in `names`, `match`, `bind`, `conversions` and `executors`.
+The call is an overload with its arguments, or user code. This module determines the order of the methods, which are in
+`names`, `match`, `bind`, `conversions` and `executors`.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ class Resolver:
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
-        """Resolve an op with users' code taken into account. In order, these are tried: the user's conversions and
-        executors that override torch, the built-in methods, the user's other conversions and executors.
+        """Resolve an op with users' code taken into account.
+
+        The order is: the user's conversions and executors that override torch; the built-in methods; the user's other
+        conversions and executors.
         """
         conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
@@ -145,7 +147,9 @@ class Resolver:
         )
 
     def _call_target(self, op: ReplayOp, entry: OpFunction, target: Conversion, context: Context) -> ReplayOp:
-        """Return the op as a call of a conversion's target, run by a user's executor or resolved as a recorded op."""
+        """Return the op as a call of a conversion's target. The target is run by a user's executor, or resolved like a
+        recorded op.
+        """
         parts = split_name(target.op)
         base = target.op if parts is None else f"{parts[0]}::{parts[1]}"
         executor = EXECUTORS.find(base)
@@ -170,7 +174,9 @@ class Resolver:
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
     def _ordered(self, name: str, target: Conversion, overload: str | None) -> tuple[Recordeds, str | None]:
-        """Return a conversion's arguments in the order of the first overload that has them, and that overload."""
+        """Return a conversion's arguments in the order of the first overload that has such arguments, and this
+        overload.
+        """
         if not target.kwargs:
             return target.args, overload
         for spec in candidates(name, self._policy).specs:
@@ -291,7 +297,7 @@ def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy
     """Return the arguments of a call that cannot run here, for predicting its time.
 
     Their names come from a schema that the op's vendor published. If none fits, they are the names that `opreplay op`
-    would use; if it has none, they are arg0, arg1, ...
+    would use. If there are no such names, they are arg0, arg1, ...
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:
@@ -304,7 +310,9 @@ def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy
 
 
 def _records_lists(trace: Trace) -> bool:
-    """Check whether a trace records sizes of tensor lists: it records strides, or has sizes of at least one list."""
+    """Check whether a trace records sizes of tensor lists. It does if it records strides, or if it has sizes of at
+    least one list.
+    """
     return any(
         signature.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in signature.dims or ())
         for signature in trace.signatures
@@ -331,10 +339,10 @@ def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
 
 
 def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:
-    """Return the overload that fits best, or `overload` if it fits.
+    """Return the overload that fits best, or `overload` if that fits.
 
-    If the policy forbids it, return another one that fits equally well. Raises Unbound if no overload fits, or if none
-    that fits is allowed.
+    If the policy forbids the overload, another one that fits equally well is returned. Raises Unbound if no overload
+    fits, or if none that fits is allowed.
     """
     match = best_match(specs, recorded, overload)
     if (unknown := unknown_code(match, specs, recorded)) is not None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A database of the times of many runs, by label and machine; `run` adds to it, and `compare` reads it.
+"""A database of the times of many runs, by label and machine. `run` adds to it, and `compare` reads it.
 
 The file may come from an untrusted source. Therefore its tables must be exactly those that this module writes, and the
 amount of data read is limited.
@@ -145,7 +145,7 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
 
 
 def read_history(path: str) -> tuple[Series, ...]:
-    """Return the times of every op on every machine in the latest runs; ops are in the order of their first runs.
+    """Return the times of every op on every machine in the latest runs. Ops are in the order of their first runs.
 
     Raises FormatError if the file is damaged or is not a history.
     """

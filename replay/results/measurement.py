@@ -78,7 +78,7 @@ CacheState = Literal["cold", "warm"]
 "warm": it does, as in a loop. "cold": it does not, like most ops in a model.
 """
 RunCache = Literal["cold", "warm", "step"]
-"""Cache state of a run; "step": an op's arguments have the same reuse distance in the cache as in the recorded step."""
+"""Cache state of a run. "step": an op's arguments have the same reuse distance in the cache as in the recorded step."""
 MeasuredCache = Literal["cold", "warm", "step", "sequence"]
 """Cache state in which an op was measured. "sequence": the caches contained what the ops before it left there."""
 
@@ -106,7 +106,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     deciles_us: tuple[float, ...] = ()
     """Quantiles 0, 0.1, ..., 1 of the samples."""
     outliers: int = 0
-    """Number of samples over three interquartile ranges above the upper quartile; they are not excluded."""
+    """Number of samples over three interquartile ranges above the upper quartile. They are not excluded."""
     cache: MeasuredCache = "warm"
     host_us: float | None = None
     """Time that the host needs to launch a call; None if it is part of the call's time."""
@@ -120,27 +120,27 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     relative: float | None = None
     """Median over the samples of the sample's time relative to the gauge (fixed workload) readings around it.
 
-    A time is divided by a root of the product of these readings; see `measure.against_gauge`. The value is meaningful
-    only when divided by that of another run. None if the device has no gauge.
+    A time is divided by a root of the product of these readings (see `measure.against_gauge`). Only ratios of the value
+    between runs are meaningful. None if the device has no gauge.
     """
     relative_error: float | None = None
     """Standard error of the logarithm of `relative`, from batch means; None with fewer than 16 samples."""
     median_error: float | None = None
     """Standard error of the logarithm of `median_us`, from batch means; None with fewer than 16 samples."""
     visits: tuple[tuple[float, ...], ...] = ()
-    """(median of the samples, medians of the gauges) of each round of samples; rounds are far apart in the run."""
+    """(median of the samples, medians of the gauges) of each round of samples. Rounds are far apart in the run."""
     first_call_us: float | None = None
     """Time of the very first call, which may compile, tune or load.
 
     It is not included in the other times, except with the warning "first call".
     """
     repeated: int = 0
-    """Number of samples discarded and repeated because another program had the processor; no time includes them."""
+    """Number of samples discarded and repeated because another program had the processor. No time includes them."""
     threads: int | None = None
     """Threads that an op could use on the CPU; None for other devices and in older files."""
 
     def __post_init__(self) -> None:
-        """Drop the interval of too few samples; in older files, a single sample gave an interval without width."""
+        """Drop the interval of too few samples. In older files, a single sample gave an interval without width."""
         if median_ranks(self.samples) is None:
             msgspec.structs.force_setattr(self, "ci_low_us", None)
             msgspec.structs.force_setattr(self, "ci_high_us", None)

@@ -43,7 +43,9 @@ class ResultSink(Protocol):
 
 
 class MemorySink:
-    """Keeps the records of a run in memory: one result per op, the later one if a resumed run repeats it."""
+    """Keeps the records of a run in memory, one result per op. If a resumed run repeats an op, the later one
+    is kept.
+    """
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -88,7 +90,7 @@ class MemorySink:
 
 
 REASONS_ARE_VALUES = 4
-"""First version in which the reason of an op is a structured value; before, it was text, "kind: detail"."""
+"""First version in which the reason of an op is a structured value. Before, it was text, "kind: detail"."""
 _Later: TypeAlias = OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary
 """Records of all lines after the first."""
 
@@ -206,7 +208,7 @@ def _contradiction(record: object) -> str:
 
 
 def _read_header(line: bytes, path: str | Path) -> Header:
-    """Read the first line; the version is checked before the fields, so that a newer file is reported as newer."""
+    """Read the first line. The version is checked before the fields, so a newer file is reported as newer."""
     try:
         start = msgspec.json.decode(line, type=_Line)
     except UNDECODABLE:

@@ -1,8 +1,7 @@
 # pyright: strict
 """The records of a result file, which is a JSON Lines file with a versioned schema.
 
-Records are only appended. Module `reading` reads such a file, and `writing` writes it in such a way that no crash
-damages it.
+Records are only appended. Module `reading` reads the file. Module `writing` writes it, and no crash can damage it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ By = Literal[
 ]
 """How a prediction was made, in order of precedence.
 
-"invented sizes": by a built-in rule, but with sizes that no argument gives. "nothing": there is no prediction; the time
+"invented sizes": by a built-in rule, but with sizes that no argument gives. "nothing": there is no prediction. The time
 is 0 and not part of any total.
 """
 
@@ -80,7 +79,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     l2: L2State = "sequence"
     """Assumed contents of the caches when the op starts."""
     extrapolated: bool = False
-    """Whether a kernel is far outside the measured sizes or dtypes of its family, so that the band is wide."""
+    """Whether a kernel is far outside the measured sizes or dtypes of its family. The band is then wide."""
     no_path: str = ""
     """Dtype of a matrix product of the op that no known unit of the device multiplies ("float64"); "" if there is none.
 
@@ -90,7 +89,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     algorithm: str = ""
     """For a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
     taken_for: str = ""
-    """What the prediction takes the op for; its meaning depends on how the prediction was made.
+    """What the prediction takes the op for. The meaning depends on how the prediction was made.
 
     For a user's rule: what its kernels were costed as, e.g. "Axpy as one of the family Elementwise". For a user's
     estimator or properties: facts that they used although these facts are not known for the op. Otherwise: the op with
@@ -244,12 +243,12 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_fiel
 
 
 class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="record"):
-    """Totals of one trace in a run of several traces; times are in microseconds over all calls."""
+    """Totals of one trace in a run of several traces. Times are in microseconds over all calls."""
 
     source: str
     """File name, with as much of its folder as distinguishes it from the other files."""
     job: str
-    """Name of the job of which the trace is a rank; the trace's own `source` if it belongs to no job."""
+    """Name of the job in which the trace is a rank; the trace's own `source` if it belongs to no job."""
     rank: int | None = None
     world_size: int | None = None
     ops: int
@@ -258,7 +257,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     replayed: int
     covered_share: float
     clock: Literal["device", "host"] | None = None
-    """Clock of `recorded_us`: the device's, or the host's if the trace has no device time; the two are never added."""
+    """Clock of `recorded_us`: the device's, or the host's if the trace has no device time. The two are never added."""
     recorded_us: float | None
     """Recorded time of the selected ops; None if no time was recorded (an ExecutionTrace or a captured plan)."""
     total_us: float | None = None
@@ -267,13 +266,13 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     """Measured time; None if nothing was measured."""
     simulated_us: dict[str, float] = {}
     unpredicted_share: dict[str, float] = {}
-    """SoC → share of `recorded_us` without predictions in `simulated_us`; empty if no time was recorded."""
+    """SoC → share of `recorded_us` that has no predictions in `simulated_us`; empty if no time was recorded."""
     losses: dict[str, int] = {}
-    """Reason, such as "truncated file" → number of losses while reading; all totals cover only what could be read."""
+    """Reason, such as "truncated file" → number of losses while reading. All totals cover only what could be read."""
 
 
 class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of a job's ranks, matched with each other over their whole traces; times are in microseconds."""
+    """Collectives of a job's ranks, matched with each other over their whole traces. Times are in microseconds."""
 
     matched: int
     inferred: int
@@ -312,7 +311,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     """Sum of the numbers of ops of all ranks: the number of ops to run if equal ops were not merged."""
     replayed: int
     covered_share: float | None
-    """Covered share of the recorded time; None if ranks have different clocks, whose times cannot be added."""
+    """Covered share of the recorded time; None if ranks have different clocks, because their times cannot be added."""
     clock: Literal["device", "host"] | None = None
     """Clock of the ranks; None if they differ, or if no time was recorded."""
     recorded_us: float | None
@@ -326,8 +325,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
 
 
 class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of a step that overlap its calls, measured on several ranks; times are in microseconds, medians over
-    passes.
+    """Collectives of a step that overlap its calls, measured on several ranks. Times are medians over passes in
+    microseconds.
 
     The time of a pass is that of its slowest rank. Three kinds of passes alternate: with collectives, without them, and
     with only collectives.
@@ -365,7 +364,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     collectives_alone_us: float
     """Time of the collectives one after the other, without calls."""
     unseen: int = 0
-    """Number of collectives whose end is only noticed when they are waited for; their time is an upper bound."""
+    """Number of collectives whose end is only noticed when they are waited for. Their time is an upper bound."""
     restarts: int = 0
     """Number of groups of ranks that failed before the step was over."""
 
@@ -403,22 +402,22 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     restarts: int = 0
     """Number of processes that ended before the sequence was over."""
     shared: SharedStepResult | None = None
-    """Results if the sequence ran on ranks; the times of passes then include the collectives next to the calls."""
+    """Results if the sequence ran on ranks. The times of passes then include the collectives next to the calls."""
     medians_us: float | None = None
     """Sum over all calls, where the time of each call is the median of its op, as in a table of ops.
 
     Unlike `sum_us`, it does not include interruptions and slow calls of a pass.
     """
     fresh_bytes: int = 0
-    """Bytes of those results of a pass that have 128 kB or more; counted if a CPU was recorded.
+    """Bytes of those results of a pass that have 128 kB or more. Counted if a CPU was recorded.
 
-    A replay keeps the memory of freed results. A program that does not pays for the first touch of these pages in every
+    A replay keeps the memory of freed results. A program without this pays for the first touch of these pages in every
     step.
     """
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
-    """The last line of a result file; a file without it was cut short. An interrupted run may be resumed."""
+    """The last line of a result file. A file without it was cut short. An interrupted run may be resumed."""
 
     ops: int
     replayed: int
@@ -493,6 +492,6 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     recycled: int = 0
     """Number of further tensors from outside the sequence that shared memory with other tensors from outside."""
     refilled: int = 0
-    """Number of tensors in a pass refilled because not finite or outside the domain of the op that reads them."""
+    """Number of tensors refilled in a pass: they were not finite, or outside the domain of the op that reads them."""
     peak_bytes: int = 0
     budget_bytes: int = 0

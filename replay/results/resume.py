@@ -1,5 +1,5 @@
 # pyright: strict
-"""Check whether an interrupted run may be resumed: what must be equal, so that old and new results are from one run.
+"""Check whether an interrupted run may be resumed: what must be equal for old and new results to be from one run.
 
 This module compares the runs. `writing` handles the file, and `run` the order of work.
 """

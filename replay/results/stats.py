@@ -60,7 +60,7 @@ def is_narrow(ordered: Sequence[float], relative: float) -> bool:
 
 
 BATCHES = 8
-"""Number of batches of consecutive samples; the spread of the batches' medians gives the error.
+"""Number of batches of consecutive samples. The spread of the batches' medians gives the error.
 
 Eight batches give seven degrees of freedom, which is enough.
 """
@@ -70,7 +70,7 @@ def log_error(in_order: Sequence[float]) -> float | None:
     """Return the standard error of the logarithm of the median of positive samples; None below 16 samples.
 
     The samples are given in the order of measurement. Neighbouring samples are correlated, because a machine is fast or
-    slow for many samples at a time; an interval from ranks does not capture this. Therefore non-overlapping batch means
+    slow for many samples at a time. An interval from ranks does not capture this. Therefore non-overlapping batch means
     are used (Law, Simulation Modeling and Analysis, 2015, section 9.5.3).
     """
     if len(in_order) < 2 * BATCHES:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Summarize the results of a run (counts, shares, totals), also for a file whose run was killed before its summary."""
+"""Summarize the results of a run (counts, shares, totals), even if the run was killed before writing a summary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _simulated_totals(results: Sequence[OpResult]) -> dict[str, float]:
 def summary_so_far(
     results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float | None, interrupted: bool
 ) -> Summary:
-    """Return counts, shares and totals so far, over all calls; `ops` and `recorded_us` are for the whole plan."""
+    """Return counts, shares and totals so far, over all calls. `ops` and `recorded_us` are for the whole plan."""
     replayed = [result for result in results if result.status == "replayed"]
     by_status = Counter(result.status for result in results)
     not_replayed = reasons_of(results)

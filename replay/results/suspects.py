@@ -36,8 +36,8 @@ def kind_of_device(name: str) -> str:
 def recorded_kind(plan: ReplayPlan) -> str:
     """Return the kind of device that a plan's recorded times are from: "cpu", "gpu", "npu" or "host".
 
-    "cpu": no device time was recorded. "host": device work was recorded, but none of it belongs to a recorded op, so
-    that the time of an op is the host's time to launch it.
+    "cpu": no device time was recorded. "host": device work was recorded, but none of it belongs to a recorded op. The
+    time of an op is then the host's time to launch it.
     """
     if plan.device_us_total <= 0:
         return "host" if plan.unowned_device_us > 0 else "cpu"
@@ -56,9 +56,9 @@ def suspicions(
 ) -> tuple[str, ...]:
     """Return the contradictions in one row, each with a cause: "910b3 ÷ recorded is 5e-05: ...".
 
-    `share` is the row's share of all recorded time. Times are in microseconds per call. `measured_us` is given only if
-    it was measured on the same kind of device as the recorded time. In a sequence, unusable values of the op may have
-    been changed; `refilled` says how.
+    `share` is the row's share of all recorded time. Times are in microseconds per call. `measured_us` is None unless it
+    was measured on the kind of device that the recorded time is from. In a sequence, unusable values of the op may have
+    been changed. `refilled` says how.
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
@@ -75,10 +75,10 @@ def suspicions(
 
 
 def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
-    """Return a note if a few long calls dominate the recorded mean, so that the median is more representative;
-    otherwise "".
+    """Return a note if a few long calls dominate the recorded mean; otherwise "".
 
-    If the mean is k times the median, at least one call takes at least k times the median.
+    The median is then more representative. If the mean is k times the median, at least one call takes at least k times
+    the median.
     """
     median_us = op.recorded.device_us_median if op.recorded.device_us_total > 0 else op.recorded.host_us_median
     if op.count < 2 or not median_us or mean_us < UNEVEN * median_us:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Write a result file in such a way that a crash can lose only the line being written.
+"""Write a result file. A crash can lose only the line being written.
 
 Each line is written completely and synced to disk. This module handles the file during a run, and reopens it to resume
-the run; `records` and `reading` define the contents.
+the run. `records` and `reading` define the contents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError:  # Windows
 
 
 class JsonLinesSink:
-    """Writes each record as one line, so that a crash loses only the op being measured.
+    """Writes each record as one line. A crash loses only the op being measured.
 
     Each line is written in one piece and synced to disk before `write` returns. Therefore neither kill -9 nor a power
     failure removes it. If the disk is full, an incomplete line is removed again. A stream that this class does not
@@ -71,7 +71,7 @@ class JsonLinesSink:
 
     @classmethod
     def _locked(cls, path: str | Path, mode: Literal["ab", "xb"]) -> JsonLinesSink:
-        """Return a sink for a file that no other process is writing, because two writers would corrupt it."""
+        """Return a sink for a file, locked against other processes. Two writers would corrupt it."""
         try:
             stream = Path(path).open(mode, buffering=0)  # noqa: SIM115 - the sink closes it
         except FileExistsError:

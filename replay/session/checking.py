@@ -96,7 +96,7 @@ def check(
 def _recorded(
     op: str, trace: Source | OpenTrace, device: str, room: int
 ) -> tuple[tuple[ReplayOp, ...], tuple[str, ...]]:
-    """Return the recorded calls of an op to try, and notes on calls that are left out.
+    """Return the recorded calls of an op to try, and notes on the calls that are left out.
 
     Raises UsageError if there is no call to try.
     """
@@ -128,7 +128,7 @@ def _recorded(
 def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]:
     """Yield notes on recorded calls that are not tried.
 
-    `sound` of the calls can be repeated, and `fits` of those fit into memory.
+    `sound` is how many calls can be repeated. `fits` is how many of these fit into memory.
     """
     if len(calls) > sound:
         reason = next(call.reason for call in calls if call.reason is not None)
@@ -148,7 +148,7 @@ def _opened(trace: Source, name: str, device: str) -> OpenTrace:
 
 
 def _refuse_what_workers_lack(op: str) -> None:
-    """Raise UsageError for an executor that this program itself registered, because worker processes do not have it."""
+    """Raise UsageError for an executor that this program itself registered. Worker processes do not have it."""
     from opreplay.initializers.user_code import PROGRAM
     from opreplay.replay.resolve.user.executors import EXECUTORS
 

@@ -52,8 +52,8 @@ class Shown:
     def _repr_html_(self) -> str:
         """Return HTML for Jupyter (IPython's display protocol).
 
-        The page is in a sandboxed frame that loads nothing and cannot access the notebook. Some viewers remove frames;
-        for them, the table is repeated below the frame.
+        The page is in a sandboxed frame that loads nothing and cannot access the notebook. The table is repeated below
+        the frame, because some viewers remove frames.
         """
         view, table = self._view(), self._html_table()
         if view.page is None:
@@ -75,7 +75,7 @@ class Shown:
 
 
 def _console(out: io.StringIO, width: int, *, record: bool = False, plain: bool = False) -> Console:
-    """Return a console that writes only to `out`. In a notebook, rich would otherwise display the output as well."""
+    """Return a console that writes only to `out`. By default, rich would also display the output in a notebook."""
     from rich.console import Console
 
     return Console(

@@ -229,7 +229,7 @@ class _StepOptions(NamedTuple):
 
 
 def _captured(trace: Source | OpenTrace) -> ReplayPlan | None:
-    """Return the captured plan that `trace` is or holds; None for a trace. Raises UsageError for another plan."""
+    """Return the captured plan that `trace` is or contains; None for a trace. Raises UsageError for any other plan."""
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, (str, os.PathLike)) and plan_dialect(os.fspath(source)) is not None:
         read = open_input(os.fspath(source))

@@ -31,7 +31,7 @@ class Op(Shown):
     """Op of a trace, an event or a call. It holds only metadata until it is prepared or called."""
 
     def __init__(self, plan: ReplayPlan, setting: Setting) -> None:
-        """Create the op from a plan that contains only this op; the op's share refers to the totals of the plan."""
+        """Create the op from a plan that contains only this op. The op's share refers to the totals of the plan."""
         (self.ir,) = plan.ops
         self._plan, self._setting = plan, setting
 
@@ -57,22 +57,19 @@ class Op(Shown):
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Return the assumptions about the call that fill gaps in the trace.
-
-        `prepare` adds assumptions about values.
-        """
+        """Return the assumptions that fill gaps in the recorded call. `prepare` adds assumptions about values."""
         return self.ir.assumptions
 
     def in_batch(self, batch: BatchContext) -> Op:
-        """Return a copy of the op in an iteration with this batch, which determines sequence lengths."""
+        """Return a copy of the op in an iteration with this batch. The batch determines sequence lengths."""
         op = msgspec.structs.replace(self.ir, batch=batch)
         return Op(msgspec.structs.replace(self._plan, ops=(op,)), self._setting)
 
     def prepare(self, *, options: RunOptions | None = None) -> PreparedCall:
         """Allocate the op's arguments in this process and fill them, using the seed of the options.
 
-        Raises NotReplayable, with the reason, if this is impossible. An op that needs more than `options.max_op_bytes`
-        is not shrunk.
+        Raises NotReplayable, with the reason, if this is impossible. An op is not shrunk if it needs more than
+        `options.max_op_bytes`.
         """
         import torch
 
@@ -245,10 +242,7 @@ class PreparedCall:
         self._prepared.reset()
 
     def measure(self, options: RunOptions | None = None) -> Measurement:
-        """Time calls with exactly these arguments, in this process.
-
-        `options` defaults to the options of `prepare`.
-        """
+        """Time calls with exactly these arguments, in this process. `options` defaults to the options of `prepare`."""
         from opreplay.replay.execute.threads import measure_on_idle
 
         options = options or self._options

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
-    """Raise UsageError if an op of the plan would run differently in a worker process than in this one.
+    """Raise UsageError if an op of the plan would run differently in a worker process than in this process.
 
-    A notebook or a script may have registered ops of torch.library, executors and initializers, which exist only in
-    this process. A worker loads only what is installed and what the options name, and would therefore measure something
-    different.
+    A notebook or a script may have registered ops of torch.library, executors and initializers only in this process. A
+    worker loads only what is installed and what the options name. It would therefore measure something different.
     """
     lacking = None if options.isolation == "none" else next(_missing_in_workers(plan.ops, options), None)
     if lacking is not None:
@@ -53,7 +52,7 @@ def _missing_in_workers(ops: Sequence[ReplayOp], options: RunOptions) -> Iterato
 
 
 def _defined_here(op: ReplayOp) -> Path | None:
-    """Return the Python file that defined the op in torch. Returns None for an op of torch or of a library that
+    """Return the Python file that defined the op in torch; None for an op of torch or of a library that
     opreplay knows.
     """
     if op.reason is not None or op.resolved_by != "torch.ops":

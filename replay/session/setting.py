@@ -1,5 +1,5 @@
 # pyright: strict
-"""Settings shared by the ops of an opened trace: their device, and the modules that may be imported for them."""
+"""Settings shared by the ops of an opened trace: the ops' device, and the modules that may be imported for the ops."""
 
 from __future__ import annotations
 

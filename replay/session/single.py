@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNED_BYTES = 512
-"""Alignment of memory by torch's allocators, in bytes. A tensor's offset is counted from such a boundary."""
+"""Alignment in bytes of memory from torch's allocators. A tensor's offset is counted from such a boundary."""
 
 
 def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports: Imports | None = None) -> Op:
     """Return the op that an entry of a Kineto trace's `traceEvents` records, as if it were read from the file.
 
-    Missing information cannot be filled in from other parts of the trace, such as neighbouring events, kernels and the
-    iteration. An op that cannot be replayed has a `reason`. Raises Malformed for an event that is not an op.
+    Other parts of the trace, such as neighbouring events, kernels and the iteration, cannot fill in missing
+    information. An op that cannot be replayed has a `reason`. Raises Malformed for an event that is not an op.
     """
     from opreplay.traces.one_event import trace_of_event
 
@@ -77,7 +77,7 @@ def _whole(name: str, value: object) -> int:
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
     """Return the op of a call with these arguments; `name` is "namespace::op" or "namespace::op.overload".
 
-    Tensors may be meta tensors. Their shapes, dtypes, strides and shared memory are copied; their values are generated,
+    Tensors may be meta tensors. Their shapes, dtypes, strides and shared memory are copied. Their values are generated,
     as for an op of a trace. `device` defaults to the device of the first tensor, or to the CPU for meta tensors. As
     with `op`, a call that cannot run here has a `reason` and can be simulated.
 
@@ -146,7 +146,7 @@ class _Metas:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[int, int]]]:
-    """Group overlapping spans (storage, first byte, end, key); return (first byte, key) of the spans in each group."""
+    """Group overlapping spans (storage, first byte, end, key). Return the (first byte, key) pairs of each group."""
     groups: list[tuple[int, int, list[tuple[int, int]]]] = []
     for storage, begin, end, key in sorted(spans):
         if groups and groups[-1][0] == storage and begin < groups[-1][1]:
@@ -157,8 +157,7 @@ def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return the span of memory of a tensor: (storage, first byte, end byte), counted in bytes from the storage's
-    start.
+    """Return a tensor's span of memory: (storage, first byte, end byte), in bytes from the start of the storage.
 
     Raises UsageError if the tensor is not dense.
     """

@@ -49,11 +49,13 @@ class Files(NamedTuple):
 
 
 class OpenTrace(Tabular):
-    """Ops of a trace, a plan or several traces, in descending order of recorded time; resolved on first use."""
+    """Ops of a trace, a plan or several traces, in descending order of recorded time. Resolved on first use."""
 
     def __init__(self, read: Trace | ReplayPlan | Files, selection: Selection, setting: Setting) -> None:
         self.read = read
-        """The trace or plan that was read; for several traces, `Files`, which are read when their ops are needed."""
+        """The trace or plan that was read. For several traces, it is `Files`, which are read when their ops
+        are needed.
+        """
         self.setting = setting
         self._selection = selection
         self._merged: dict[bool, Traces] = {}
@@ -66,9 +68,8 @@ class OpenTrace(Tabular):
     def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
         """Return the job that replays these ops, and predicts them on the simulated devices `soc`.
 
-        `options` are options of a run, `more` further fields of `Settings`. A plan stored by an earlier process is used
-        only if torch is not loaded in this one, because a program that has loaded torch may have registered ops with
-        it.
+        `options` are options of a run, `more` further fields of `Settings`. If this process has loaded torch, it may
+        have registered ops with torch. A plan stored by an earlier process is then not used.
         """
         settings = Settings.of(options, order=True, keep="torch" not in sys.modules, **more)
         if not isinstance(self.read, Files):
@@ -93,8 +94,8 @@ class OpenTrace(Tabular):
     def __getitem__(self, wanted: str | SupportsIndex) -> Op:
         """Return an op by name, glob ("aten::*mm*"), start of its id, rank ("#4"), or index from 0 (an int).
 
-        If several ops match, the one with the most time is returned; `find` returns all. Raises UsageError if no op
-        matches, IndexError for an index that is too large.
+        If several ops match, this is the op with the most time; `find` returns all. Raises UsageError if no op matches,
+        and IndexError for an index that is too large.
         """
         op = find_ops(self.plan, wanted)[0] if isinstance(wanted, str) else self.plan.ops[index(wanted)]
         return single_op(self.plan, op, self.setting)
@@ -300,8 +301,8 @@ def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
 def open_if_needed(source: Source | OpenTrace, *, timed: bool = False, **selecting: Unpack[Selecting]) -> OpenTrace:
     """Return an opened trace, opening the source with these options if it is not open yet.
 
-    With `timed`, a single file is read with all its event times, so that it need not be read again for them. Raises
-    UsageError for options given with a trace that is already open.
+    With `timed`, a single file is read with all its event times, which saves reading it again for them. Raises
+    UsageError if options are given with a trace that is already open.
     """
     if not isinstance(source, OpenTrace):
         return _open(source, timed=timed, **selecting)
@@ -331,7 +332,7 @@ def recorded_trace(
 ) -> Trace:
     """Return one trace with all its event times.
 
-    If it was opened without them, the file is read again. Raises UsageError for a plan, and for several traces.
+    If it was opened without them, its file is read again. Raises UsageError for a plan, and for several traces.
     """
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if isinstance(source, ReplayPlan):

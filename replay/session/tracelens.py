@@ -133,10 +133,9 @@ class EventReplayer:
 
     @classmethod
     def register_namespace(cls, namespace: str, modules: str | Sequence[str] | None = None) -> None:
-        """Allow modules to be imported for the ops of a namespace.
+        """Allow modules to be imported for the ops of a namespace; by default, the module with the namespace's name.
 
-        By default this is the module with the name of the namespace. Raises UsageError for a text that is not a module
-        name.
+        Raises UsageError for a text that is not a module name.
         """
         cls._namespaces.update(named_modules({namespace: modules or namespace}))
 
@@ -199,7 +198,7 @@ class EventReplayer:
         return self._prepared()
 
     def get_repro_info(self) -> dict[str, Any]:
-        """Return `op_name` and `replay_ir`, as in an entry of event_replay_ir.json: a new, equal dict each time."""
+        """Return `op_name` and `replay_ir` as in event_replay_ir.json, in a new, equal dict each time."""
         entry = entry_of(self.op.ir)
         assert entry is not None  # an op with a reason was refused
         return copy.deepcopy(entry)
@@ -250,7 +249,7 @@ def _patterns(init: Any) -> list[str]:
 
 
 def _with_tensor_cfgs(replay_ir: dict[str, Any]) -> dict[str, Any]:
-    """Replace each dict that describes a tensor, also in lists, by a `TensorCfg`; the IR is changed in place."""
+    """Replace each dict that describes a tensor, also in lists, by a `TensorCfg`. This changes the IR in place."""
     for argument in (*replay_ir["list_pos_args"], *replay_ir["list_kwargs"]):
         argument["value"] = _as_tensor_cfg(argument["value"])
     return replay_ir

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 LOSERS = 10
-"""Maximum number of ops listed as predicted slower than recorded; those with the largest loss come first."""
+"""Maximum number of ops listed as predicted slower than recorded. Those that lose most time come first."""
 
 
 class Results(Tabular):
@@ -63,7 +63,7 @@ class Results(Tabular):
 
     @property
     def summary(self) -> Summary:
-        """Return counts and shares; if the run was cut short, they are computed from the existing results."""
+        """Return counts and shares. If the run was cut short, compute them from the existing results."""
         from opreplay.replay.results.summary import summary_of
 
         return summary_of(self.file)
@@ -171,9 +171,11 @@ class Simulation(Tabular):
     ) -> None:
         self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
-        """Device → predicted step: total time with its band, times by op, by limiting resource, by kernel family."""
+        """Device → predicted step: total time with its band, and times by op, by limiting resource and by kernel
+        family.
+        """
         self.problems = problems
-        """Ops whose inputs could not be generated (only shapes count then) or cannot hold the recorded batch."""
+        """Ops whose inputs could not be generated, so only shapes count, or cannot hold the recorded batch."""
 
     @property
     def total_us(self) -> dict[str, float]:
@@ -243,7 +245,7 @@ def simulate(
 def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
     """Return where a job's trace spends its time, and its step report with idle gaps and devices; used by `simulate`.
 
-    If the caller opened the trace without event times, it is read again for them. A large trace, or several traces,
+    If the caller opened the trace without event times, it is read again to get them. A large trace and several traces
     have no step report.
     """
     from opreplay.replay.plan.inputs import tells_step

@@ -1,7 +1,7 @@
 # pyright: strict
 """Assertions for a project's tests: ops can be replayed, are not slower than before, and are correct.
 
-Each method raises an AssertionError whose message shows what a developer needs to see. They work with any test runner.
+They work with any test runner. Each method raises an AssertionError whose message shows what a developer needs to see.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ class Expectations:
         return results
 
     def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
-        """Check an op as `opreplay.check` does; fail if a check in `require` (by default: right and safe) fails or was
-        not run.
+        """Check an op as `opreplay.check` does, and fail if a required check fails or was not run.
+
+        The required checks are those in `require`, by default right and safe.
         """
         from opreplay.replay.session.checking import check
 

@@ -92,8 +92,8 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
 def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
     """Return the cases of each text: one for each combination of values of the sizes in the text.
 
-    `shapes` holds the values, e.g. "n=1,47,128". Raises UsageError for a size that no text names, and for too many
-    cases.
+    `shapes` holds the values, e.g. "n=1,47,128". Raises UsageError for too many cases, and for a size that no text
+    names.
     """
     swept: dict[str, tuple[int, ...]] = {}
     for sweep in shapes:
@@ -156,9 +156,8 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     """Return the cases for checking values, in each dtype of the program: its `checks` or, without them, generated
     cases.
 
-    Generated cases are the base case with small and odd sizes. Sizes that are equal in the base case stay equal, and 1
-    stays 1. In addition, cases in the base dtype have sizes one larger than the block sizes in the settings (the two
-    largest).
+    Generated cases are the base case with small and odd sizes. Equal sizes stay equal, and 1 stays 1. Cases in the base
+    dtype also have sizes of one more than a block size; these are the two largest block sizes in the settings.
     """
     if program.checks:
         checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
@@ -241,8 +240,8 @@ MOST_TRIED = 300
 def to_tune(case: Case) -> tuple[Case, ...]:
     """Return one case for each combination of settings to try.
 
-    The values of a setting are the program's choices; if the program has no choices, 1/4 to 4 times each integer. At
-    most `MOST_TRIED` cases are returned: if there are more combinations, the last settings keep their defaults.
+    The program's `choices` give the values of settings. If it has none, integers are multiplied by 1/4 to 4. If there
+    are more than `MOST_TRIED` combinations, the last settings keep their defaults.
     """
     values: dict[str, list[Any]] = {}
     count = 1

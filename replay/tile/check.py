@@ -1,5 +1,5 @@
 # pyright: strict
-"""Run programs on tensors and compare their values with the reference; report the line that stored a wrong value."""
+"""Run programs on tensors, and compare their values with the reference. Reports the line that stored a wrong value."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TOLERANCE = {
     "float8_e4m3fn": 0.07,
     "float8_e5m2": 0.13,
 }
-"""Dtype → largest allowed difference from the reference; results of other dtypes must be equal.
+"""Dtype → largest allowed difference from the reference. Results of other dtypes must be equal.
 
 For floating-point dtypes, the difference is divided by |reference element| + min(largest |reference element|, 1). The
-values allow sums in a different order and, for 2-byte types, errors of a few units in the last place. Quantised int8
-results may be rounded to the neighbouring value.
+tolerances allow sums in a different order. For 2-byte types, they also allow errors of a few units in the last place.
+Quantised int8 results may be rounded to the neighbouring value.
 """
 
 MOST_ELEMENTS = 1 << 24
@@ -41,7 +41,7 @@ MOST_PRODUCTS = 1 << 30
 """Values are computed only for cases with up to this many multiply-adds, estimated from the largest matrices."""
 
 VALUE_DEVICE = "910b3"
-"""Device on whose cores values are computed if no device is given; all 910B and 910C have the same memory limits."""
+"""Device assumed when values are computed and none is given. All 910B and 910C have the same memory limits."""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +116,10 @@ With such inputs, sums may cancel, and small values may be subnormal.
 
 
 def draw(bound: Bound, seed: int = 0, kind: str = "") -> dict[str, Any]:
-    """Return random inputs for a case; the same seed gives the same inputs.
+    """Return random inputs for a case. The same seed gives the same inputs.
 
     Floating-point inputs are normal random numbers, changed by the function `DRAWS[kind]`. Integer dtypes get small
-    integers. The program's `inputs=` function may replace inputs; raises UsageError if it returns anything but matching
+    integers. The program's `inputs=` function may replace inputs. Raises UsageError if it returns anything but matching
     tensors.
     """
     import torch
@@ -185,9 +185,9 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
     """Run a case and compare it with the reference.
 
     A small case is run with each kind of `DRAWS` that the reference accepts. `inputs` replaces some of the random
-    inputs; in this case, the remaining inputs are normally distributed. Raises TileError for an exceeded limit, or with
-    limit `values` if a result differs by more than its dtype's tolerance; the error names the line of the store that
-    wrote the worst element. Raises UsageError if there is no reference.
+    inputs. Then the other inputs are always normally distributed. Raises TileError for an exceeded limit. If a result
+    differs by more than its dtype's tolerance, the limit is `values`, and the error names the line that stored the
+    worst element. Raises UsageError if there is no reference.
     """
     import torch
 

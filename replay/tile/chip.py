@@ -22,9 +22,11 @@ from opreplay.traces.sums import summed
 ROUNDS = 3
 """Maximum number of times that transfers are slowed down until they match the bandwidth of L2 and HBM."""
 CLEARLY_LESS = 0.95
-"""Cores with at least this share of the heaviest core's work are scheduled, too: they may wait more and end last."""
+"""Cores with at least this share of the heaviest core's work are scheduled, too. They may wait more and end last."""
 LATENT = 0.6
-"""If no pipe is busy for this share of the core's time, none is the bound: the core mostly waits for data and flags."""
+"""If no pipe is busy for this share of the core's time, none is the bound. The core then mostly waits for data and
+flags.
+"""
 
 PIPE_NAMES = {
     "MTE2": "mte2",
@@ -66,7 +68,7 @@ class TileTime(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduled time, including launch."""
     low_us: float
     high_us: float
-    """Upper end of the 80 % band: from measured times of the program, or the band of an uncalibrated kernel."""
+    """Upper end of the 80 % band. The band is from the program's measured times, or that of an uncalibrated kernel."""
     in_l2: float
     """Share of the bytes accessed by the kernel that are in L2 when it starts."""
     overlapped_us: float
@@ -133,8 +135,8 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
 def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> None:
     """Raise TileError if all cores together store fewer elements than a result has.
 
-    A missing element is not noticed here if another element is stored twice. `check.unwritten`, which has the values,
-    detects that, too.
+    A missing element is not noticed here if another element is stored twice. `check.unwritten` detects that, too,
+    because it has the values.
     """
     if any(recording.position_dependent for _, recording in runs.classes):
         return  # What was left out may have stored more.

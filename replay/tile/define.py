@@ -33,7 +33,7 @@ class InOut(_Result):
 
 
 class Sum(_Result):
-    """Annotation of an argument that starts as zero and to which stores add, from all cores in any order."""
+    """Annotation of an argument that starts as zero. Stores add to it, from all cores in any order."""
 
 
 _ROLES = {"Out": "out", "InOut": "inout", "Sum": "sum"}
@@ -61,14 +61,15 @@ def kernel(
     Arguments are tensors. Results are annotated with `tile.Out`, `tile.InOut` or `tile.Sum`. Arguments with a default,
     or annotated with `int`, `float` or `bool`, are numbers. Keyword-only arguments are settings such as tile sizes.
 
-    `op` is "namespace::name". `reference`, `results` and `when` get the inputs and numbers. `reference` returns the
-    expected values, `results` returns tensors of the results' shapes and dtypes if there is no reference, and `when`
-    returns whether this kernel runs a recorded call. `inputs` gets the same arguments with random values and returns a
-    dict of inputs that replace them for checking values, such as page tables or offsets. `arguments` converts a
-    recorded call's arguments, given by name, to this kernel's arguments. `library` also registers the kernel as a
-    torch.library op. `choices` holds the values of settings that --tune tries, and `cores` is the maximum number of
-    cores. `measured` is a CSV of measured times, in the folder of the kernel's file, that calibrates its predictions.
-    Raises UsageError for an invalid kernel.
+    `op` is "namespace::name". `library` also registers the kernel as a torch.library op. `choices` holds the values of
+    settings that --tune tries. `cores` is the maximum number of cores. `measured` is a CSV of measured times, in the
+    folder of the kernel's file, that calibrates its predictions. Raises UsageError for an invalid kernel.
+
+    `reference`, `results` and `when` are functions of the inputs and numbers. `reference` returns the expected values.
+    Without it, `results` returns tensors of the results' shapes and dtypes. `when` returns whether this kernel runs a
+    recorded call. `inputs` gets the same arguments with random values. It returns a dict of inputs, such as page tables
+    or offsets, that replace random ones when values are checked. `arguments` converts a recorded call's arguments,
+    given by name, to this kernel's.
     """
 
     def register(function: Callable[..., Any]) -> Program:

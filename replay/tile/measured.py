@@ -40,19 +40,19 @@ COLUMNS = {
 """Quantity in a table → its column names, as in published kernel tables or in output of `tile --format json`."""
 REQUIRED = ("program", "soc", "case", "time_us")
 STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
-"""L2 state → spread of errors relative to the state "network"; covers 80 % of the errors of held-out kernels."""
+"""L2 state → spread that covers 80 % of the prediction errors of held-out kernels, relative to state "network"."""
 LEAST_CASES = 3
-"""Minimum number of different cases for a calibration; with two, each would be judged by a single other case."""
+"""Minimum number of different cases for a calibration. With two, each would be judged by a single other case."""
 MIN_BAND_FACTOR = 1.05
-"""Minimum factor of an 80 % band, even if a few cases agree better; same as for kernel families."""
+"""Minimum factor of an 80 % band, even if a few cases agree better. It is the same as for kernel families."""
 MOST_FACTOR = 10.0
-"""Maximum ratio of measured to predicted time, or its inverse; beyond it, something else must have been measured."""
+"""Maximum ratio of measured to predicted time, or its inverse. Beyond it, something else must have been measured."""
 EXTRAPOLATION_FACTOR = 2.0
-"""Maximum factor by which a size may exceed the measured range; kernel families, with more data, allow more."""
+"""Maximum factor by which a size may exceed the measured range. Kernel families, with more data, allow more."""
 OUTLYING = 2.5
 """Number of robust standard deviations from the median at which values are clipped (Huber)."""
 T_80 = (1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
-"""90 % quantiles of Student's t for 2, 3, ... degrees of freedom; the last one is used for all higher degrees.
+"""90 % quantiles of Student's t for 2, 3, ... degrees of freedom. The last one is used for all higher degrees.
 
 They give an 80 % band if the spread itself is only estimated from a few cases.
 """
@@ -99,7 +99,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     soc: str
     compared: tuple[Compared, ...]
     cases: int
-    """Number of cases with different arguments; rows that differ only in settings, cores or L2 state count as one."""
+    """Number of cases with different arguments. Rows that differ only in settings, cores or L2 state count as one."""
     factor: float = 1.0
     """Ratio of measured to predicted time."""
     width: float = 0.0
@@ -194,11 +194,11 @@ def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str,
 
 
 def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> Calibration:
-    """Calibrate a program on a device with the rows of a table; rows of other programs and devices are ignored.
+    """Calibrate a program on a device with the rows of a table. Rows of other programs and devices are ignored.
 
     The factor is the geometric mean of measured / predicted time, with outliers clipped. The band is estimated by
-    leaving out one case at a time. Raises UsageError for an unknown device and for a case that does not fit the
-    program; the latter error gives the line of the table.
+    leaving out one case at a time. Raises UsageError for an unknown device, and for a case that does not fit the
+    program. The latter error gives the line of the table.
     """
     matches = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
     compared: list[Compared] = []
@@ -233,7 +233,7 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
 
 
 def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
-    """Return the centre of log(measured / predicted), the centre without each case, and the 80 % band (a logarithm)."""
+    """Return (centre of log(measured / predicted), the centre without each case, logarithm of the 80 % band)."""
     means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
     others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
     worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]

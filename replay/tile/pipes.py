@@ -259,7 +259,9 @@ class _State:
         return start
 
     def repeat(self, body: Sequence[Step], times: int, advance: Advance) -> None:
-        """Schedule a body `times` more times: one by one until it reaches a steady state, then the rest at once."""
+        """Schedule a body `times` more times: one by one up to a steady state, then all remaining repetitions
+        at once.
+        """
         total = advance_of(body, advance)
         turns = self.numbers.turns
         # After so many the same buffers are next.
@@ -444,16 +446,17 @@ def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
 
 
 def work(cores: Sequence[Sequence[Step]], device: DeviceProfile, traffic: Traffic) -> list[float]:
-    """Return the cycles of each core's instructions, with repetitions, to find the busiest core without a schedule."""
+    """Return the cycles of each core's instructions, with repetitions. They show the busiest core without a
+    schedule.
+    """
     known: dict[int, list[dict[str, float]]] = {}
     return [_sums(steps, lambda step: ("", costs(device, traffic, step)[0]), known).get("", 0.0) for steps in cores]
 
 
 def does_more(steps: Sequence[Step], others: Sequence[Step]) -> bool:
-    """Check whether a core does at least the work of another core: in each block the same work in the same order, and
-    more.
+    """Check whether a core does at least the work of another core: in each block the same in the same order, or more.
 
-    Such a core finishes later than the other one.
+    If so, it finishes later than the other core.
     """
     return (
         any(isinstance(step, Part) for step in steps)

@@ -43,7 +43,7 @@ class Program(msgspec.Struct, kw_only=True):
     checks: tuple[str, ...] = ()
     """Cases for the default set, for programs whose sizes depend on each other."""
     given: Callable[..., Mapping[str, Any]] | None = None
-    """Function that takes random inputs and numbers and returns tensors to replace inputs when values are checked."""
+    """Function of the random inputs and numbers. It returns tensors that replace inputs when values are checked."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
     tolerance: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
@@ -186,7 +186,7 @@ def _results(
 
 
 def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """Call a function of meta tensors in such a way that tensors that it creates, such as masks, are meta tensors, too.
+    """Call a function of meta tensors. Tensors that it creates, such as masks, are meta tensors, too.
 
     If this fails, call it again with new tensors on the default device, because the function may read their values.
     """
@@ -227,4 +227,4 @@ def reference_of(program: Program) -> Callable[..., Any] | None:
 
 
 OWN_LIBRARY: dict[str, Program] = {}
-"""Library op → program that defines it; such an op cannot be the reference for its own program."""
+"""Library op → program that defines it. The op cannot be the reference for its own program."""

@@ -155,7 +155,7 @@ def _in_order(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) 
 
 
 def _check_numbers_used(program: Program, op: ReplayOp) -> None:
-    """Raise CustomOpError if the call has a number that is not the default and for which the program has no argument.
+    """Raise CustomOpError if the call has a non-default number for which the program has no argument.
 
     This is checked only for calls whose schema is known here. It is meant for programs without `when`, because `when`
     checks all arguments itself.
@@ -204,7 +204,7 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
 
 
 def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
-    """Return the result of `estimate`, calibrated by measured times of the program; equal calls use a cached result.
+    """Return the result of `estimate`, calibrated by the program's measured times. Equal calls use a cached result.
 
     Raises CustomOpError where `estimate` raises TileError, and UsageError if the measured times cannot be read.
     """
@@ -238,7 +238,7 @@ _cache: dict[object, TileTime] = {}
 
 
 def _execute(program: Program, *args: Any) -> Any:
-    """Run an op with its program on the CPU, whatever device its tensors are on, if nothing else can run the op."""
+    """Run an op with its program on the CPU, whatever device its tensors are on. For ops that nothing else can run."""
     import torch
 
     tensors = [a for a in args if isinstance(a, torch.Tensor)]

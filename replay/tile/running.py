@@ -1,5 +1,5 @@
 # pyright: strict
-"""Run programs on cores: for times only on cores with different work, for values on all cores, one after the other."""
+"""Run programs on cores. For times, only cores with different work are run; for values, all cores in turn."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def _blocks_dealt(recording: Recording) -> int:
 def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]]:
     """Return how many blocks or iterations each loop of a program has. Raises TileError.
 
-    First come the loops that are distributed to cores, each with its number of blocks by dimension; then the numbers of
-    iterations of the other loops.
+    First come the loops that are distributed to cores, each with its number of blocks by dimension. Then come the
+    numbers of iterations of the other loops.
     """
     recording = _run_one(bound, device, 0, None, "vector").recording
     dealt = [tuple(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in recording.deals]

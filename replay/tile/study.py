@@ -38,7 +38,9 @@ from opreplay.replay.tile.running import blocks_of_loops
 from opreplay.traces.errors import OpReplayError, UsageError
 
 STAND_INS = (16, 1)
-"""If a case is too large, a smaller one within the size limits divided by these numbers is run; tried in order."""
+"""Divisors of the size limits, tried in order. If a case is too large, a smaller one within the divided
+limits is run.
+"""
 KEPT_SPANS = 20_000
 """Maximum number of instructions of the busiest core in a timeline."""
 
@@ -123,7 +125,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     every: bool = False
     """Whether all loop iterations are run for the time, including those that repeat others."""
     measured: Path | None = None
-    """Table of measured times: its cases are evaluated too, and it calibrates other predictions."""
+    """Table of measured times. Its cases are evaluated, too, and it calibrates other predictions."""
     calibrations: Mapping[tuple[str, str], Calibration] = msgspec.field(
         default_factory=dict[tuple[str, str], Calibration]
     )
@@ -162,7 +164,7 @@ def study(
 
 
 def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) -> tuple[Case, ...]:
-    """Return the requested cases; if there are none and cases are `required`, return each program's own cases."""
+    """Return the requested cases. If there are none and cases are `required`, return each program's own cases."""
     if wanted.inputs is not None:
         return _with_inputs(expand(wanted.cases, known, wanted.shapes), known, wanted.inputs)
     if wanted.cases:
@@ -256,7 +258,7 @@ def _calibrations(
 
 
 def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[CaseResult]:
-    """Predict the times of the measured cases, with the cores and L2 state of the measurement; run no values."""
+    """Predict the times of the measured cases, with the cores and L2 state of the measurement. Computes no values."""
     return [
         msgspec.structs.replace(
             _look(
@@ -381,10 +383,10 @@ def _with_best_values(
 def _values_or_nearest(
     case: Case, device: DeviceProfile, wanted: Wanted, parts: Sequence[int] = (1,)
 ) -> Checked | Broken | str:
-    """Return the result of `_values`; if the case is too large, the result of the same settings at smaller sizes.
+    """Return the result of `_values`. If the case is too large, return that of the same settings at smaller sizes.
 
-    If the smaller case exceeds no limit, return a note with its sizes. These are the largest sizes within the limits
-    divided by one of `parts`, namely the first for which each loop with several iterations still has several.
+    The smaller sizes are the largest within the limits divided by a number in `parts`. It is the first with which each
+    loop of several iterations still has several. If the smaller case exceeds no limit, return a note with its sizes.
     """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
@@ -470,7 +472,8 @@ def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broke
 
 
 def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> float | None:
-    """Return the time of the vendor's kernels for the program's op, as predicted, in microseconds; None if unknown.
+    """Return the predicted time of the vendor's kernels for the program's op, in microseconds; None if unknown.
+
     `state` is the cache state when the kernels start.
     """
     program = bound.program

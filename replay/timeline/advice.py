@@ -1,9 +1,9 @@
 # pyright: strict
-"""Recommend optimisations of a step: try usual changes of the step's graph, reschedule it, and rank the changes by
-gain.
+"""Recommend optimisations of a step.
 
-A candidate is an edit of the graph, as `--what-if` makes it. It can have further edits for a worse and a better outcome
-of the same change. Each gain is that of one change alone. Gains overlap, so they are never added up.
+Each usual change is made in the step's graph, which is then rescheduled. The changes are ranked by gain. A candidate is
+an edit of the graph, as `--what-if` makes it. It can have further edits for a worse and a better outcome of the same
+change. Each gain is that of one change alone. Gains overlap, so they are never added up.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ GOOD, LOW, BEST = 0.8, 0.6, 1.0
 LEAST_KERNEL_US = 5.0
 """Minimum time, in µs, of a call after optimisation. The roofline does not limit shorter kernels."""
 MOST_OPS = 8
-"""Maximum number of op shapes to try; those with the most time above their roofline limit come first."""
+"""Maximum number of op shapes to try. Those with the most time above their roofline limit come first."""
 MOST_TENSORS = 3
 """Maximum number of tensors that the text about a call lists. The call's `opreplay op` command contains all of them."""
 FEW_CALLS, MOST_SLOW, SLOW, EVEN = 4, 0.2, 3.0, 1.5
-"""A kernel's slow calls are tried if it has at least FEW_CALLS calls, and at most the share MOST_SLOW of them is slow.
+"""Conditions for trying to speed up a kernel's slow calls.
 
-A call is slow if it takes more than SLOW times the median, which counts as at least LEAST_KERNEL_US. All calls except
-the share MOST_SLOW must take at most EVEN times the median.
+The kernel must have at least FEW_CALLS calls, and at most the share MOST_SLOW of them may be slow. A call is slow if it
+takes more than SLOW times the median, which counts as at least LEAST_KERNEL_US. All calls except the share MOST_SLOW
+must take at most EVEN times the median.
 """
 WIDE = 0.5
 """A gain is less certain if its range is wider than this share of the gain."""
@@ -93,7 +94,10 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum length of the step after the change, in µs."""
 
     def bounded(self, step_us: float, gain_us: float) -> float:
-        """Return the gain minus the time lost in other work, at most the gain that leaves a step of `least_step_us`."""
+        """Return the gain minus the time by which other work slows down (`lost_us`).
+
+        The gain is limited to what shortens the step to `least_step_us`.
+        """
         return min(gain_us - self.lost_us, step_us - self.least_step_us)
 
 
@@ -161,7 +165,7 @@ def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:
 
 
 def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
-    """Return an upper bound of the gain: the durations and latencies that the change removes.
+    """Return an upper bound of the gain: the sum of the durations and latencies that the change removes.
 
     The bound is infinite if the change removes waits of the host.
     """
@@ -174,9 +178,10 @@ def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
 
 
 def _error(study: Study) -> float:
-    """Return the relative error of the step time that the graph gives. It is the larger of two errors: the error on
-    this step, and the median error on other steps. If no other steps were tested, the second is the error with median
-    latencies (`structure_error_typical`).
+    """Return the relative error of the step time that the graph gives.
+
+    It is the larger of the error on this step and the median error on other steps. If no other steps were tested, the
+    error of this step with median latencies (`structure_error_typical`) replaces the latter.
     """
     other = study.timeline.other_steps
     own = max(abs(study.timeline.structure_error), abs(study.timeline.structure_error_typical))
@@ -184,7 +189,7 @@ def _error(study: Study) -> float:
 
 
 def _certainty(study: Study, best: Certainty, wide: bool) -> Certainty:
-    """Return the certainty of a gain: lower than `best` if the range is wide or the trace is doubtful."""
+    """Return the certainty of a gain: `best`, or lower if the gain's range is wide or the trace is doubtful."""
     step = study.timeline.step
     lower = wide + (not step.marked or step.doubts != Doubts() or _error(study) > LARGE_ERROR)
     return _LEVELS[min(len(_LEVELS) - 1, _LEVELS.index(best) + lower)]
@@ -193,8 +198,8 @@ def _certainty(study: Study, best: Certainty, wide: bool) -> Certainty:
 def _candidates(names: Names, graph: StepGraph, step: StepReport, least_us: float) -> Iterator[_Candidate]:
     """Yield the changes to try.
 
-    A change of host work alone never makes the step shorter than the device's busy time. Nothing recorded shows whether
-    the device's streams would then overlap more across steps.
+    A change of host work alone is never assumed to make the step shorter than the device's busy time. The recording
+    does not show whether the device's streams would then overlap more across steps.
     """
     device = "the device" if step.accelerator == "device" else f"the {step.accelerator}"
     for candidate in _of_host_work(names, graph, device, least_us):
@@ -421,11 +426,11 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Time of each call, in µs."""
 
     def brought_to(self, target_us: float) -> Floats:
-        """Return the factor on each node's time that shortens its call to `target_us`, at least LEAST_KERNEL_US."""
+        """Return the factor that shortens each node's call to `target_us`, but not below LEAST_KERNEL_US."""
         return np.minimum(1.0, max(target_us, LEAST_KERNEL_US) / np.maximum(self.us, 1e-9))[self.call_of]
 
     def brought_to_share(self, share: float) -> Floats:
-        """Return the factor on each node's time that shortens its call to this share, at least LEAST_KERNEL_US."""
+        """Return the factor that shortens each node's call to this share of its time, but not below LEAST_KERNEL_US."""
         factors = np.maximum(share, np.minimum(1.0, LEAST_KERNEL_US / np.maximum(self.us, 1e-9)))
         return factors[self.call_of]
 
@@ -533,7 +538,9 @@ _TYPES: tuple[tuple[str, str, float, str], ...] = (
         "the mantissa has 7 bits instead of 23: check the accuracy",
     ),
 )
-"""(type, description, bytes of an element relative to float32, what to check before the change)."""
+"""Types to try for float32 matrix products: (type, description, bytes of an element relative to float32, what to check
+before the change).
+"""
 
 
 def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_Candidate]:

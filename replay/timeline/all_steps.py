@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device time and idle causes of every marked step of a trace; a timeline covers only one step."""
+"""Device time and idle causes of every marked step of a trace. A timeline covers only one step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Timeline of a captured step on a simulated device: the host dispatches the calls one by one, and the device executes
+"""Timeline of a captured step on a simulated device. The host dispatches the calls one by one, and the device executes
 them in order.
 
-Nothing was recorded: the host time of a call is an assumption with an error band, and `ascend` predicts the device
+Nothing was recorded. The host time of a call is an assumption with an error band, and `ascend` predicts the device
 times. This module only combines the two.
 """
 
@@ -40,14 +40,18 @@ from opreplay.traces.times.kernel_classes import class_named, class_of_op
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 BOUND_SHARE = 0.9
-"""The host (or device) bounds a step that would take at least this share of its time without the device (or host)."""
+"""Share of the step time that the host or the device must need alone to count as the step's bound.
+
+The host bounds a step that would still take this share of its time without device work. The same holds for the device
+without host work.
+"""
 VIEW_US = 2.0
 """Assumed host time, in µs, of a call that starts no kernel, e.g. a view; its error band is `DISPATCH_BAND`."""
 PYTHON_US = 23.0 * HOST_RATIO
 """Python time between two calls that start kernels, in eager models, in µs.
 
-23 µs is the median of five public H100 traces of transformers, which have 10 to 42 µs each. The step time excludes it,
-because it is unknown how the model is served; only the upper end of the band includes it.
+23 µs is the median of five public H100 traces of transformers, which have 10 to 42 µs each. It is unknown how the model
+is served. Therefore only the upper end of the band includes this time, and the step time excludes it.
 """
 GRAPH = ("graph", "cudagraph", "aclgraph")
 """Changes that replay the whole step as one captured graph, which the host launches once."""
@@ -57,7 +61,9 @@ OUTSIDE = "(in no module below the model)"
 modules.
 """
 COPIES = 3
-"""Number of consecutive steps to schedule. After these, the step time is constant: the host runs ahead, or waits."""
+"""Number of consecutive steps to schedule. After these, the step time is constant, because the host either runs ahead
+or waits.
+"""
 
 
 class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +87,7 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
     bound: str
     """What bounds the step: "host", "device" or "both".
 
-    "host": without device work, the step would still take at least 90 % as long. "device": the same without host work.
+    "host": without device work, the step would still take at least 90 % as long. "device": without host work, it would.
     "both": host and device take turns.
     """
 
@@ -101,7 +107,7 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     source: str
     fused: bool | None = None
-    """Whether fused kernels, as inference servers use them, replace some of the calls; None for a step of the user's
+    """Whether fused kernels, as inference servers use them, replace some of the calls. None for a step of the user's
     own code.
     """
     unfused: tuple[str, ...] = ()
@@ -119,7 +125,7 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     phases_us: dict[str, dict[str, float]]
     """Device time by device and by phase of a training step."""
     modules: tuple[ModuleTime, ...]
-    """Device time by module on the first device; `path_us` is 0, because there is no critical path."""
+    """Device time by module on the first device. `path_us` is 0, because there is no critical path."""
     what_if: tuple[CapturedChange, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -167,8 +173,10 @@ def captured_timeline(
     """Compute the times of a captured step on devices; `steps` are the predictions, one per device.
 
     `host` has host times of the calls, measured on a machine. Calls without a measured time get the assumed time,
-    scaled by the machine's speed in the measured calls. Raises UsageError for a plan that was not captured, for
-    truncated calls, and for a `host` that has none of the calls; TraceError for text that is not a change.
+    scaled by the machine's speed in the measured calls.
+
+    Raises UsageError for a plan that was not captured, for truncated calls, and for a `host` that has none of the
+    calls. Raises TraceError for `what_if` text that is not a change.
     """
     sequence = _whole_sequence(plan)
     if not steps:
@@ -293,7 +301,7 @@ WORK = {
     "link": "communication",
     "launch": "kernel launches",
 }
-"""What bounds a kernel's time → what limits a step of such kernels; all bounds that are not listed mean "compute"."""
+"""Limit of a step for each bound of its kernels. Bounds that are not listed mean "compute"."""
 
 
 def limit_of(times: CapturedTimes, step: Step) -> str:

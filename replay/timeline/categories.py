@@ -1,6 +1,7 @@
 # pyright: strict
-"""Split a step's time by device activity: computing, communication, copies, and idle time by cause. Computed from
-unions of intervals.
+"""Split a step's time by device activity: computing, communication, copies, and idle time by cause.
+
+The times are computed from unions of intervals.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     idle_launch_latency: float = 0.0
     """Idle because the device took time to start the next task after its launch.
 
-    If the host did not wait for the device meanwhile, only the increase over the previous task's latency counts. A
-    latency that consecutive launches share delays all tasks equally.
+    A latency that consecutive launches share delays all tasks equally. Therefore only the increase over the previous
+    task's latency counts, unless the host waited for the device meanwhile.
     """
     idle_gaps_between_tasks: float = 0.0
     """Idle because the next task waited for another stream, or because of a gap between tasks of one stream."""

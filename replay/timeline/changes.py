@@ -59,13 +59,15 @@ _WIDTHS = {
     "float32": 4,
 }
 LEAST_GAPS, FEW_GAPS = 0.1, 10
-"""Quantile of the gaps before ops that is taken as the overhead of a call from Python, and the minimum number
-of gaps.
+"""Quantile of the gaps before ops, and the number of gaps it needs at least. The quantile is taken as the overhead of a
+call from Python.
 """
 MOST_CALL_US = 2.0
 """Maximum overhead, in µs, of a call from Python. If all gaps before ops are longer, the excess is other work."""
 GRAPH_GAP_US = 1.0
-"""Gap in µs between two kernels of a captured graph if the recording shows none: the median of public CUDA traces."""
+"""Gap in µs between two kernels of a captured graph if the recording shows none. It is the median of public CUDA
+traces.
+"""
 WORTH = 0.01
 """Minimum loss of kernel speed that is reported, as a share."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
@@ -81,11 +83,13 @@ class Edited(msgspec.Struct):
     slices_us: Floats
     """Host time of each slice. A change scales the result of earlier changes, so factors on one call multiply."""
     inside_us: Floats
-    """Like `slices_us`, but used only for slices inside offloaded ops, to compute their shares of the op's time. The
-    times are the recorded ones until a change scales them.
+    """Host time of each slice: as recorded, until a change scales it.
+
+    It is used only inside offloaded ops (host ops that became device tasks), to compute the share of each slice in the
+    op's time.
     """
     left_out: Bools
-    """Mask of slices between ops that were already shortened because a removed call needs no Python time."""
+    """Mask of slices between ops that were already shortened. They lost the Python time of a removed call."""
     unchanged_us: Floats
     """Durations before any change: recorded or, on a simulated device, predicted."""
     notes: list[str] = msgspec.field(default_factory=list[str])
@@ -97,7 +101,7 @@ class Edited(msgspec.Struct):
     overlap: bool = False
     """Whether collectives overlap with everything else."""
     offloaded: bool = False
-    """Whether ops that the host ran are device tasks here; work inside them then takes no host time."""
+    """Whether ops that the host ran are device tasks here. If so, work inside them takes no host time."""
 
     @classmethod
     def unchanged(
@@ -137,9 +141,9 @@ class Unmatched(TraceError):
 
 
 def apply_change(names: Names, graph: StepGraph, change: str, before: Edited | None = None) -> Edited:
-    """Apply a change to `before` (default: the step as recorded) and return the result; `before` is not modified.
+    """Apply a change to `before` (default: the step as recorded) and return the result. `before` is not modified.
 
-    The result keeps notes, matches and the overlap of `before`. Raises TraceError for text that is not a change,
+    The result keeps notes, matches and the overlap of `before`. Raises TraceError for text that is not a change, and
     Unmatched if the change matches nothing in the step.
     """
     before = Edited.unchanged(graph) if before is None else before
@@ -317,8 +321,8 @@ def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -
 
 
 def parsed_value(value: str) -> tuple[float, bool]:
-    """Return (number, whether it is a factor such as "0.5x"). A number that is not a factor is a time in µs; so is a
-    plain 0.
+    """Return (number, whether it is a factor such as "0.5x"). A time such as "120us" is returned in µs. A plain 0 is a
+    time.
     """
     match = _FACTOR.match(value)
     if not match or (match[2] is None and float(match[1]) != 0.0):
@@ -329,7 +333,9 @@ def parsed_value(value: str) -> tuple[float, bool]:
 
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
-    """Set the time of device tasks whose op or kernel matches; if there are none, of matching host ops."""
+    """Set the time of device tasks with a matching op or kernel. If there are none, set the time of matching
+    host ops.
+    """
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
     device = np.flatnonzero(nodes.name >= 0)
@@ -390,8 +396,10 @@ def _classes(names: Names, graph: StepGraph) -> list[str]:
 def _scale_inside(
     names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
 ) -> Bools:
-    """Scale the tasks of offloaded ops inside which matching ops ran; return a mask of the matching ops elsewhere. A
-    task is scaled only by the share that matching ops have in the recorded time of its op.
+    """Scale the tasks of offloaded ops that contain matching ops. Return a mask of the matching ops elsewhere.
+
+    Offloaded ops ran on the host and are device tasks now. Only part of such a task is scaled: the share that matching
+    ops have in the recorded time of its op.
     """
     if not len(tasks) or not ops.any():
         return ops
@@ -432,8 +440,9 @@ def _or_above(names: Names, marked: Bools) -> Bools:
 
 
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
-    """Scale the host slices of the ops by a factor, or set them to an absolute time. An absolute time applies to each
-    call of an outermost op. The slices of the call keep their proportions.
+    """Scale the host slices of the ops by a factor, or set them to an absolute time.
+
+    An absolute time applies to each call of an outermost op. The slices of the call keep their proportions.
     """
     graph, slices = out.graph, out.graph.slices
     base = out.slices_us
@@ -477,8 +486,9 @@ def take_slices(out: Edited, slices_us: Floats) -> None:
 
 
 def _call_us(graph: StepGraph) -> float:
-    """Return the overhead of Python and the profiler per op call: a low quantile of the gaps before ops; 0 if there are
-    too few gaps.
+    """Return the overhead of Python and the profiler per op call. It is a low quantile of the gaps before ops.
+
+    If there are too few gaps, it is 0.
     """
     ops = graph.slices.op
     gaps = graph.slices.dur_us[np.flatnonzero((ops[:-1] == NO_OP) & (ops[1:] != NO_OP))]
@@ -486,7 +496,9 @@ def _call_us(graph: StepGraph) -> float:
 
 
 def outermost(names: Names, ops: Bools) -> Ints:
-    """Return, for each op, the outermost op of the mask that is or contains the op; the op itself if there is none."""
+    """Return, for each op, the outermost op of the mask that is this op or contains it. If there is none, return the op
+    itself.
+    """
     top = outermost_of(op_parents(names.trace), ops)
     return np.where(top >= 0, top, np.arange(len(ops)))
 
@@ -551,7 +563,7 @@ def _fuse_elementwise(names: Names, out: Edited) -> None:
 
 
 def _fuse(names: Names, out: Edited, listed: str) -> None:
-    """Merge consecutive matching tasks on a stream; the merged duration is that of the longest task."""
+    """Merge consecutive matching tasks on a stream. The merged task takes as long as the longest task."""
     if listed.strip() == "elementwise":
         _fuse_elementwise(names, out)
         return
@@ -648,10 +660,10 @@ def _captured(names: Names, out: Edited) -> None:
 
 
 def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
-    """Return the schedule with collectives on a separate stream, for which only the end of the step waits.
+    """Return the schedule with collectives on a separate stream. Only the end of the step waits for them.
 
-    This schedule can be longer than the one without overlap, because the host no longer runs ahead of a busy device.
-    Then return the schedule without overlap: fewer waits cannot lengthen a step.
+    This schedule can be longer than the schedule without overlap, because the host no longer runs ahead of a busy
+    device. But fewer waits cannot lengthen a step, so the schedule without overlap is returned then.
     """
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
@@ -673,8 +685,8 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
     """Return (durations of all nodes, number of changed calls) after setting host times of ops.
 
-    `us_by_row` has the time of each op row; NaN keeps an op unchanged. If nested ops have times, the outermost one
-    counts. The slices of an op keep their proportions.
+    `us_by_row` has the time of each op row. NaN keeps an op unchanged. If nested ops have times, the time of the
+    outermost op counts. The slices of an op keep their proportions.
     """
     scaled, calls = slices_with_op_times(names, graph, us_by_row)
     if not calls:

@@ -26,7 +26,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     step_us: float
-    """From the completion of the previous step to the completion of this one, as in `Window.step_us`."""
+    """Time from the completion of the previous step to the completion of this step, as in `Window.step_us`."""
     host_us: float
     """Duration of the marked range on its host thread."""
     device_sum_us: float
@@ -42,13 +42,13 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
     """The compared steps of two traces."""
 
     paired: PairedBy | None = None
-    """How the steps are paired; None if "before" or "after" is not a trace, or if its device times are unknown."""
+    """How the steps are paired. None if "before" or "after" is not a trace, or if its device times are unknown."""
     before: tuple[StepParts, ...] = ()
     after: tuple[StepParts, ...] = ()
     reports: dict[str, StepReport] = {}
-    """Report of one step by "before" or "after", as in other commands; missing for a side that is not a trace."""
+    """Report of one step for "before" and for "after", as in other commands. A side that is not a trace has none."""
     studies: dict[str, Study] = {}
-    """Studies (timeline and graph) of the steps in `reports`, for figures; not written to any file."""
+    """Studies (timeline and graph) of the steps in `reports`, for figures. They are not written to any file."""
 
     @property
     def is_known(self) -> bool:
@@ -56,8 +56,9 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
         return self.paired in ("number", "median") and bool(self.before and self.after)
 
     def sides(self, value: Callable[[StepParts], float]) -> tuple[float, float]:
-        """Return a quantity as (before, after): the mean over steps paired by number, otherwise the median of all
-        steps.
+        """Return a quantity as (before, after).
+
+        It is the mean over steps paired by number, otherwise the median of all steps.
         """
         typical = statistics.fmean if self.paired == "number" else statistics.median
         before, after = (typical([value(step) for step in steps]) for steps in (self.before, self.after))
@@ -76,7 +77,9 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pair_ratios(self) -> list[float]:
-        """Return after / before of each pair of step lengths, smallest first; empty if not paired by number."""
+        """Return the ratio after / before of each pair of step lengths, smallest first. Empty if steps are not paired
+        by number.
+        """
         if self.paired != "number":
             return []
         pairs = zip(self.before, self.after, strict=True)
@@ -84,8 +87,9 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """Check whether the change is larger than the variation between steps. Also True if there are too few steps to
-        tell, or if all paired steps count as equal (`LEAST_CHANGE`).
+        """Check whether the change is larger than the variation between steps.
+
+        Also True if there are too few steps to tell, or if all paired steps count as equal (`LEAST_CHANGE`).
         """
         if self.paired == "number":
             logs = [math.log(ratio) for ratio in self.pair_ratios]
@@ -107,7 +111,9 @@ ERRORS = 2.0
 
 
 def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepChange:
-    """Compare the steps of two traces: the first trace in `before` and in `after` that was read with its activity."""
+    """Compare the steps of two traces: the first in `before` and the first in `after` that were read with their
+    activity.
+    """
     first, second = (
         next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
         for side in (before, after)

@@ -19,12 +19,13 @@ from opreplay.replay.timeline.graph.model import COLLECTIVE, Bools, Floats, Step
 from opreplay.replay.timeline.graph.schedule import Schedule
 
 ROUNDS = 2
-"""Number of passes; more than one, because the slowdown of compute changes which tasks overlap."""
+"""Number of passes. It is more than one because the slowdown of compute changes which tasks overlap."""
 WORTH = 1e-3
 """Minimum slowdown that is reported, as a share of the time."""
 TOUCHES = {"hcom_allReduce_": 4.0, "hcom_reduceScatter_": 2.0, "hcom_broadcast_": 1.0, "hcom_send_": 1.0}
-"""Bytes that a collective reads from or writes to HBM per byte of its message. Collectives that are not listed have
-2.0: they read once and write once.
+"""Bytes that a collective reads from or writes to HBM per byte of its message.
+
+Collectives that are not listed have 2.0: they read once and write once.
 
 An all-reduce reads and writes in each of its two halves.
 """
@@ -52,7 +53,9 @@ class Contention(msgspec.Struct):
         self.hbm_share[list(nodes)] = min(1.0, far_us / time_us) if time_us > 0 else 0.0
 
     def draws(self, node: int, call: KernelCall, time_us: float, algorithm: str = "") -> None:
-        """Record a collective's HBM traffic, and links from `algorithm`: "direct over HCCS, then ring over RDMA"."""
+        """Record a collective's HBM traffic and its links. `algorithm` names the links: "direct over HCCS, then ring
+        over RDMA".
+        """
         self.transports[node] = frozenset(part.split()[0].strip(",") for part in algorithm.split(" over ")[1:])
         size = max(total_bytes(call.inputs), total_bytes(call.outputs))
         if time_us > 0:
@@ -73,8 +76,8 @@ def contended(
 
     Let h be the share of a task's time that is bound by HBM. If collectives use the share r of the bandwidth during the
     share o of the task's time, the task takes 1 + o h r / (1 - r) times as long. Concurrent collectives share links of
-    the same kind evenly, so each takes longer by the time for which they overlap. Returns None if there is no
-    significant overlap.
+    the same kind evenly. Each takes longer by the time for which they overlap. Returns None if there is no significant
+    overlap.
     """
     if wants is None or not wants.rates.any():
         return None

@@ -29,9 +29,13 @@ from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
 LONG_US, LONG_TIMES = 300.0, 20.0
-"""Host work without a launch is not dispatch if it takes more than LONG_US µs and LONG_TIMES times the median."""
+"""Host work without a launch is not dispatch if it takes more than LONG_US µs and more than LONG_TIMES times the
+median.
+"""
 SOME_LAUNCHES = 2
-"""If other threads launch at least this many kernels during an interval, its thread is assumed to wait for them."""
+"""Number of kernels that other threads must launch during an interval of a thread. The thread is then assumed to wait
+for those threads.
+"""
 _DIRECTIONS = {
     "HtoD": ("htod", "hosttodevice", "host->device"),
     "DtoH": ("dtoh", "devicetohost", "device->host"),
@@ -69,7 +73,7 @@ class Stretches(msgspec.Struct, frozen=True, kw_only=True):
     least_long_us: float
     """Threshold above which an interval is long."""
     outside_graphs: Bools
-    """Mask of intervals that no captured graph can contain: they are long, wait for the device, or are next to a copy
+    """Mask of intervals that no captured graph can contain. They are long, wait for the device, or are next to a copy
     from or to the host.
     """
 
@@ -120,8 +124,9 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
 
 
 def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: Floats) -> Bools:
-    """Return a mask of a thread's intervals in which other threads launch kernels. The thread is assumed to wait for
-    those threads, as the caller of a backward pass does.
+    """Return a mask of a thread's intervals in which other threads launch kernels.
+
+    The thread is assumed to wait for those threads, as the caller of a backward pass does.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]

@@ -145,8 +145,9 @@ class _Export:
 
 
 def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_host: bool) -> ChakraNode:
-    """Return a node for host time or a latency. Start and end are rounded separately, so that the times along a path
-    add up.
+    """Return a node for host time or a latency.
+
+    Start and end are rounded separately. Otherwise the times along a path would not add up.
     """
     return ChakraNode(
         name=name,

@@ -33,7 +33,9 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     """Depth of the frame; 0 for the outermost caller."""
     start_us: float
-    """Horizontal position in the flame graph, not a time: calls are summed, and callees lie below their callers."""
+    """Horizontal position in the flame graph. It is not a time, because calls are summed. Callees lie below their
+    callers.
+    """
     us: float
     before_us: float | None = None
     after_us: float | None = None
@@ -41,7 +43,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compared_frames(before: Sequence[Frame], after: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Merge the stacks of two steps into one flame graph; the width of a frame is the longer of its two times."""
+    """Merge the stacks of two steps into one flame graph. Each frame is as wide as the longer of its two times."""
     first, second = _by_stack(before), _by_stack(after)
     stacks: dict[tuple[int, str], int] = {}
     kinds: dict[int, Kind] = {}
@@ -65,7 +67,7 @@ Stack = tuple[str, ...]
 
 
 def _by_stack(frames: Sequence[Frame]) -> dict[Stack, tuple[Kind, float]]:
-    """Return the kind and time of each stack; callers come before their callees, as `frames_of` returns them."""
+    """Return the kind and time of each stack. Callers come before their callees, as `frames_of` returns them."""
     out: dict[Stack, tuple[Kind, float]] = {}
     stack: Stack = ()
     for frame in frames:

@@ -1,8 +1,8 @@
 # pyright: strict
 """Find and remove host work of a step, e.g. Python functions, that launches nothing and could run in parallel.
 
-Names come from functions if stacks were recorded (`with_stack=True`), otherwise from `record_function` ranges,
-otherwise from the ops around a long gap.
+If stacks were recorded (`with_stack=True`), the work is named after functions. Otherwise, it is named after
+`record_function` ranges, or after the ops around a long gap.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from opreplay.traces.links.steps import launching_calls
 MOST_FUNCTIONS = 5
 """Maximum number of functions per step to try."""
 SAME = 0.9
-"""If an inner function takes at least this share of a function's time, its name is used instead."""
+"""Minimum share of a function's time that an inner function must take to lend its name to the work."""
 _BUILT_IN = "<built-in"
 _NODE = "autograd::engine::evaluate_function: "
 _PROFILER = "torch/profiler/"
@@ -54,7 +54,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True):
     lane: int
     begin: Ints
     end: Ints
-    """End of each interval, in ns on the trace's clock; intervals are sorted and do not overlap."""
+    """End of each interval, in ns on the trace's clock. Intervals are sorted and do not overlap."""
 
     @property
     def us(self) -> float:
@@ -63,8 +63,9 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_work(names: Names, graph: StepGraph, stretches: Stretches, least_us: float) -> list[HostWork]:
-    """Return functions that launch nothing and long unnamed gaps, each of at least `least_us` in the step, longest
-    first.
+    """Return functions that launch nothing and long unnamed gaps, longest first.
+
+    Each takes at least `least_us` in the step.
     """
     found: list[HostWork] = []
     for lane, of in enumerate(graph.lanes):
@@ -141,7 +142,10 @@ def _functions(names: Names, graph: StepGraph, lane: int, least_us: float) -> li
 
 
 def _ranges(trace: Trace, graph: StepGraph, track: int) -> tuple[list[str], Ints, Ints, Ints]:
-    """Return a thread's named intervals in the step, outer before inner: (names; name index, begin and end of each)."""
+    """Return (names; name index, begin and end of each interval) for a thread's named intervals in the step.
+
+    Outer intervals come before inner intervals.
+    """
     ranges = named_ranges(trace, FRAMES)
     rows = np.flatnonzero(ranges.track == track)
     texts: list[str] = list(ranges.names)
@@ -182,7 +186,7 @@ def _launches_and_waits(names: Names, graph: StepGraph, lane: int) -> Ints:
 
 
 def _while_others_work(names: Names, graph: StepGraph, lane: int, begin: Ints, end: Ints) -> Bools:
-    """Return a mask of a thread's intervals in which other threads work, so that it probably waits for them.
+    """Return a mask of a thread's intervals in which other threads work. The thread probably waits for them.
 
     The other threads launch kernels or, in a step without device work, run ops.
     """
@@ -194,7 +198,9 @@ def _while_others_work(names: Names, graph: StepGraph, lane: int, begin: Ints, e
 
 
 def _gaps(names: Names, graph: StepGraph, lane: int, stretches: Stretches, named: Sequence[HostWork]) -> list[HostWork]:
-    """Return long gaps between ops that no named function explains, grouped by the adjacent ops."""
+    """Return long gaps between ops, grouped by the ops around them. Gaps that a named function explains are
+    left out.
+    """
     if not graph.on_device:
         return []  # nothing tells Python from waiting for another thread or process
     nodes, slices = graph.nodes, graph.slices

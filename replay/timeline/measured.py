@@ -22,7 +22,7 @@ class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
     us: dict[str, float]
     """Median time of one call, in µs, by op id."""
     collectives: dict[tuple[str, int, str], float] = {}
-    """Median transfer time in µs, by (operation, input elements per rank, dtype).
+    """Median transfer time in µs for each (operation, input elements per rank, dtype).
 
     If it is unknown how much of a call was waiting, this is the time of the whole call.
     """
@@ -37,7 +37,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     edited: Edited
     profiler_us: float
-    """Part of the step time that the profiler took for inner ops in the recording; 0 if unknown."""
+    """Part of the step time that the profiler took for inner ops in the recording. 0 if unknown."""
     notes: tuple[str, ...]
 
 
@@ -72,7 +72,7 @@ class MeasuredHost(msgspec.Struct, frozen=True, kw_only=True):
     launch_us: dict[str, float]
     """Time to launch a call on an accelerator."""
     call_us: dict[str, float]
-    """Time of a whole call on the CPU: the host time of calls that start no kernel, such as views."""
+    """Time of whole calls on the CPU. It is the host time of calls that start no kernel, such as views."""
 
 
 def measured_host(file: ResultFile) -> MeasuredHost:
@@ -96,9 +96,11 @@ def measured_host(file: ResultFile) -> MeasuredHost:
 def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> MeasuredStep:
     """Return a step that ran on the host, with measured instead of recorded times.
 
-    Of nested ops, the outermost measured one counts; its slices keep their proportions. The profiler's overhead for
-    inner ops in the recording is added to each time. Raises TraceError for a step with device work, whose host only
-    launches, and Unmatched if no op of the step was measured.
+    If nested ops were measured, the outermost counts, and its slices keep their proportions. The profiler's overhead
+    for inner ops in the recording is added to each time.
+
+    Raises TraceError for a step with device work, because its host only launches. Raises Unmatched if no op of the step
+    was measured.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """Memory use over a step: the peak, live bytes at the peak by op, and the devices with enough memory.
 
-The numbers are recorded by the profiler, or inferred from the sizes and lifetimes of the step's results.
+The profiler recorded the numbers, or they are inferred from the sizes and lifetimes of the step's results.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["recorded", "inferred"] = "recorded"
     """Source of the numbers: "recorded" or "inferred".
 
-    Recorded numbers are the allocations on the busiest device (`profile_memory=True`). For inferred numbers, results
-    live from their call to their last use, and parameters and inputs all the time. Workspaces and the framework's cache
-    are not counted.
+    Recorded numbers are the allocations on the busiest device (`profile_memory=True`). Inferred numbers assume that
+    results live from their call to their last use, and parameters and inputs all the time. They do not count workspaces
+    and the framework's cache.
     """
     on_device: bool
-    """Whether the numbers are memory of a device; False if the trace has only allocations on the host."""
+    """Whether the numbers describe a device's memory. False if the trace has only allocations on the host."""
     begin_bytes: int
     peak_bytes: int
     low_bytes: int | None = None
     """Lowest estimate of an inferred peak.
 
-    External tensors are those that no call makes. Parameters that may be the same tensor count once; other external
+    External tensors are tensors that no call makes. Parameters that may be the same tensor count once. Other external
     tensors live only during their uses. In contrast, `peak_bytes` counts each use of an external tensor as a separate
     tensor that is always alive.
     """
     high_bytes: int | None = None
-    """Highest estimate of an inferred peak. It assumes that nothing that the step makes is freed before the step ends.
+    """Highest estimate of an inferred peak. It assumes that the step frees none of its results before it ends.
 
     This covers results that Python keeps: KV caches, outputs, and saved activations that no recorded call reads.
     """
     pool_bytes: int = 0
-    """Part of the peak that is KV caches, each counted once; a serving engine sizes them to fill its device."""
+    """Part of the peak that is KV caches, each counted once. A serving engine sizes them to fill its device."""
     peak_at_us: float | None
     """Time of the peak after the step's start; None if inferred."""
     end_bytes: int
@@ -85,12 +85,14 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     at_peak_by_op: dict[str, int]
     """Live bytes at the peak by the op that allocated them, largest first."""
     fits: dict[str, bool | None]
-    """Simulated device → whether the peak fits its memory; None if no result size is known. The framework's reserve is
-    not included.
+    """Whether the peak fits the memory of each simulated device; None if no result size is known.
+
+    The framework's reserve is not included.
     """
     verdicts: dict[str, str] = {}
-    """Simulated device → verdict as text, with its condition, e.g. only part of the range fits, or all but the KV
-    caches.
+    """Verdict for each simulated device as text with its condition.
+
+    For example, only part of the range fits, or all but the KV caches fits.
     """
     notes: tuple[str, ...] = ()
 
@@ -138,8 +140,9 @@ def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
 
 
 def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
-    """Return (rows of the step in time order, bytes in use after each) for the busiest device. If no device has rows,
-    those of the host are returned.
+    """Return (rows of the step in time order, bytes in use after each row) for the busiest device.
+
+    If no device has rows, the rows of the host are used.
     """
     inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
     on_device = bool((inside & table.on_device).any())
@@ -217,8 +220,8 @@ def _live_over(
 ) -> _Live:
     """Return the live bytes of results over the calls of a step.
 
-    `results` [op][output] has the bytes of each result; `passing` [number of an external activation] has the bytes of
-    each external activation.
+    `results` [op][output] has the bytes of each result. `passing` has the bytes of each external activation by its
+    number.
     """
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
@@ -240,7 +243,7 @@ def _fitting(
 ) -> tuple[dict[str, bool | None], dict[str, str]]:
     """Return, by device, whether `peak` bytes fit, and a verdict as text.
 
-    If no result has a known size, only "does not fit" is certain, because results would add to the peak.
+    If no result has a known size, results would still add to the peak. Then only "does not fit" is certain.
     """
     fits: dict[str, bool | None] = {device.name: peak <= device.hbm_bytes for device in devices}
     verdicts = {device.name: _verdict(device.hbm_bytes, low, peak, high, pool) for device in devices}
@@ -265,8 +268,9 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
 
 
 def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
-    """Return the numbers of external tensors that are KV caches of a serving engine. Such caches are divided into
-    blocks; a model's tables are not.
+    """Return the numbers of external tensors that are KV caches of a serving engine.
+
+    KV caches are divided into blocks. The tables of a model are not KV caches.
     """
     return {
         number
@@ -276,7 +280,7 @@ def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
 
 
 def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[int]) -> set[int]:
-    """Return the KV caches that are views of other KV caches: same bytes and dtype, but a rarer shape."""
+    """Return the KV caches that are views of other KV caches. They have the same bytes and dtype, but a rarer shape."""
     by_shape: dict[tuple[int, str], dict[tuple[int, ...], set[int]]] = {}
     for number in pools:
         if (meta := _tensor(ops, outside[number])[2]) is not None:
@@ -296,9 +300,9 @@ def _block(meta: TensorMeta | None) -> int:
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
-    """Return, by number, the bytes of external tensors that look like activations whose producer was not found.
+    """Return, by number, the bytes of external tensors that look like activations from an unknown producer.
 
-    Such a tensor is passed as an argument without a parameter's name, and its op does not write it.
+    They are passed as arguments without a parameter's name, and their op does not write them.
     """
     out: dict[int, int] = {}
     for number, tensor in enumerate(linked.outside):
@@ -310,13 +314,14 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
 
 
 def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[int], *, repeated: bool = False) -> int:
-    """Return the least number of bytes that external tensors can take: tensors of the same shape and dtype count as one
-    where possible.
+    """Return the least number of bytes that external tensors can take.
 
-    A shape counts as often as the calls of one op use it. A layer's weight is used in forward, backward and the
-    optimizer, but layers of the same size have separate weights. With `repeated`, the step can be n passes through one
-    model, e.g. a step that decodes several tokens; this is assumed if the number of uses of every weight is a multiple
-    of n.
+    Tensors of the same shape and dtype count as one tensor where possible. A shape counts as often as the calls of one
+    op use it. The reason: a layer's weight is used in forward, backward and the optimizer, but layers of the same size
+    have separate weights.
+
+    With `repeated`, the step can be n passes through one model, e.g. a step that decodes several tokens. This is
+    assumed if the number of uses of every weight is a multiple of n.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}
@@ -352,7 +357,7 @@ def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
-    """Return the bytes allocated and not freed in these rows, summed by the op that allocated them."""
+    """Return the bytes that are allocated and not freed in these rows, by the op that allocated them."""
     assert trace.activity is not None
     table, ops = trace.activity.memory, trace.ops
     live: dict[int, int] = {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's time by module as a tree; layers of one kind are folded: `Qwen2DecoderLayer ×24` with its children."""
+"""A step's time by module as a tree. Layers of one kind are folded: `Qwen2DecoderLayer ×24` with its children."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opreplay.replay.timeline.names import Names
 DEEPEST = 12
 """Maximum depth of the tree; the time of deeper modules counts for the last level."""
 _NUMBER = re.compile(r"_\d+$")
-"""Number at the end of a module name; torch.profiler numbers the modules of a class by their first calls."""
+"""Number at the end of a module name. torch.profiler numbers the modules of a class by their first calls."""
 
 
 def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:
-    """Return the modules of the step's ops, outer before inner; those with the most device time come first.
+    """Return the modules of the step's ops, outer before inner. Modules with the most device time come first.
 
     `path_us` has the time on the critical path by op row. The result is empty if the trace names no modules.
     """
@@ -56,8 +56,9 @@ def unnumbered(module: str) -> str:
 def as_tree(
     times: Mapping[tuple[str, ...], Sequence[float]], modules: Mapping[tuple[str, ...], Collection[str]]
 ) -> tuple[ModuleTime, ...]:
-    """Return modules by path as a sorted tree, outer before inner. `times` has (device time, time on the critical path)
-    of each path; `modules` has the module names of each path.
+    """Return modules by path as a sorted tree, outer before inner.
+
+    For each path, `times` has (device time, time on the critical path), and `modules` has the names of the modules.
     """
 
     def ahead(path: tuple[str, ...]) -> list[tuple[float, float, str]]:
@@ -77,8 +78,9 @@ def as_tree(
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:
-    """Return the names of the module calls that enclose a call, and last the name of that call. A module that calls
-    itself counts once.
+    """Return the names of the module calls around a call, followed by the name of the call itself.
+
+    A module that calls itself counts once.
     """
     chain: list[str] = []
     while call >= 0:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of the parts of a step's graph: op, module, kernel or call of each node and slice; no times."""
+"""Names of the parts of a step's graph: op, module, kernel or call of each node and slice. Has no times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Names:
         return PYTHON if row == NO_OP else self._op_names[int(self.trace.ops.signature[row])]
 
     def task(self, node: int) -> str:
-        """Return the name of a device task: that of the op that owns it or, if no op does, that of its kernel."""
+        """Return the name of a device task: the name of its op or, if no op owns it, the name of its kernel."""
         owner = int(self.graph.nodes.owner[node])
         return self.op(owner) if owner >= 0 else self.kernel(node)
 
@@ -55,8 +55,9 @@ class Names:
         return _WAITS[EDGE_KINDS[kind]]
 
     def modules(self) -> tuple[tuple[str, ...], Ints]:
-        """Return (names of modules or marked ranges; for each op row, the index of the innermost one in which the op
-        started, or -1).
+        """Return the names of modules or marked ranges, and the module of each op row.
+
+        The module is the index of the innermost name in which the op started, or -1.
         """
         if self._modules is None:
             ranges = named_ranges(self.trace, (_FRAME,))

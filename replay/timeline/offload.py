@@ -1,7 +1,7 @@
 # pyright: strict
 """Convert a step recorded on the CPU as if a device had run its ops. Each op becomes a launch and a task on one stream.
 
-This module decides which ops are offloaded and what stays on the host. `simulated` predicts the times of the tasks.
+This module decides which ops a device runs and what stays on the host. `simulated` predicts the times of the tasks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from opreplay.traces.model import OpSignature
 Floats = npt.NDArray[np.float64]
 
 DISPATCH_US = 16.0
-"""Host time in µs to dispatch an op to an NPU; it replaces the time of the op's work on the CPU.
+"""Host time in µs to dispatch an op to an NPU. It replaces the time of the op's work on the CPU.
 
-15.7 µs is the median of 140 outermost ops of a public torch_npu profile (timeline test data of MindStudio Insight); its
+15.7 µs is the median of 140 outermost ops of a public torch_npu profile (timeline test data of MindStudio Insight). The
 quartiles are 11 and 42 µs.
 """
 DISPATCH_BAND = 2.5
-"""Factor of the 80 % band of `DISPATCH_US`, chosen so that the upper end is the third quartile of the same profile."""
+"""Factor of the 80 % band of `DISPATCH_US`. With it, the upper end is the third quartile of the same profile."""
 HOST_RATIO = 2.1
-"""Ratio of host times of NPU hosts to those of the hosts of five public H100 traces, for ops without device work
-(views, empty tensors).
+"""Ratio of host times for ops without device work (views, empty tensors): NPU hosts to the hosts of five public H100
+traces.
 
 The ratio is the median over seven ops that occur both in these traces and in the torch_npu profile of `DISPATCH_US`.
 For another torch_npu profile, it is 7.6.
@@ -59,11 +59,11 @@ def _leaves_host(signature: OpSignature, op: ReplayOp | None) -> bool:
 
 
 def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]:
-    """Return (trace, host µs by op row); the trace gets a task for each outermost call of an op with NPU kernels.
+    """Return (trace, host µs by op row). The trace gets a task for each outermost call of an op with NPU kernels.
 
-    `ops` maps ids to a plan's ops. The host µs are `DISPATCH_US` for offloaded ops. They are NaN for all other work
-    (views, Python), which keeps its time. A task's recorded time is the time of its op. The trace must have been read
-    with its activity and have no device work.
+    `ops` maps ids to a plan's ops. The host µs are `DISPATCH_US` for ops that got a task. They are NaN for all other
+    work (views, Python), which keeps its time. A task's recorded time is the time of its op. The trace must have been
+    read with its activity and have no device work.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 

@@ -1,5 +1,8 @@
 # pyright: strict
-"""The critical path, and the slack of work off the path, by op and by module; times on the path add up to the step."""
+"""The critical path of a step and the slack of work off the path, by op and by module.
+
+Times on the path add up to the step.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,9 @@ class PathPart(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """"device", "host" or "wait" (latencies and gaps in which neither device nor host works)."""
     times: int
-    """Number of calls on the path. For device work, it is the number of tasks; for waits and Python between ops, the
-    number of intervals.
+    """Number of calls on the path.
+
+    For device work, it is the number of tasks. For waits and Python between ops, it is the number of intervals.
     """
 
 
@@ -36,13 +40,14 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     us: float
     slack_us: float
-    """How much longer the most critical of the op's tasks could take without lengthening the step."""
+    """Additional time that the most critical of the op's tasks could take without lengthening the step."""
     where: str
 
 
 def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
-    """Return (parts of the path by op, longest first; µs on the path by key). A key is an op row, -1 for no op, or a
-    kind of wait.
+    """Return (parts of the path by op, longest first; µs on the path by key).
+
+    A key is an op row, -1 for no op, or a kind of wait.
 
     Host time counts for the op that runs in it. If the length of a host interval was changed, all its ops are scaled by
     the same factor.
@@ -109,7 +114,7 @@ def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tupl
 
 
 def _begin(graph: StepGraph, schedule: Schedule) -> float:
-    """Return the start, on the graph's clock, of the part of the schedule that the path explains."""
+    """Return the time on the graph's clock at which the part of the schedule that the path explains begins."""
     return max(0.0, float(schedule.end_us.max(initial=0.0)) - schedule.step_us)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Source locations of device tasks: the module and the Python function that take most of the tasks' time."""
+"""Source locations of device tasks: the module and the Python function with most of the tasks' time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARY = ("torch/", "<built-in", MODULE)
 
 
 class Places:
-    """Finds the modules and functions that contain the ops of one step. They are computed at the first request."""
+    """Finds the modules and functions that contain the ops of one step. Both are computed at the first request."""
 
     def __init__(self, names: Names, graph: StepGraph) -> None:
         self.names, self.graph = names, graph
@@ -38,7 +38,10 @@ class Places:
         return _most(modules), _most(functions)
 
     def _of_ops(self) -> tuple[list[str], Ints]:
-        """Return (function names; for each op row, the index of the innermost enclosing user function, or -1)."""
+        """Return (function names, function of each op row).
+
+        The function is the index of the innermost enclosing user function, or -1.
+        """
         if self._functions is None:
             trace = self.names.trace
             ranges = named_ranges(trace, FRAMES)

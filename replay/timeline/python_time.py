@@ -1,7 +1,7 @@
 # pyright: strict
 """Python time between ops: the time that a host thread spends outside ops, by called function or marked range.
 
-A trace names functions if stacks were recorded (`with_stack=True`). Otherwise `record_function` ranges are used, e.g.
+A trace names functions if stacks were recorded (`with_stack=True`). Otherwise, `record_function` ranges are used, e.g.
 those of the DataLoader.
 """
 
@@ -25,7 +25,7 @@ from opreplay.traces.links.parents import innermost_at
 
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
 LEAST_IDLE = 0.05
-"""Minimum idle time at the start or end of a step that gets a note, as a share of the step."""
+"""Minimum idle time at the start or end of a step to get a note, as a share of the step."""
 LOADER, LOADER_FILES = "enumerate(DataLoader)", "torch/utils/data/"
 """Prefix of the range in which torch's DataLoader makes a batch, and the folder of the DataLoader's code."""
 LEAST_NAMED = 0.3
@@ -35,10 +35,10 @@ LEAST_NAMED = 0.3
 def python_on_path(
     trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
 ) -> tuple[PythonTime, ...]:
-    """Return the time between ops on the critical path by function or range, longest first. The times may not cover all
-    of it.
+    """Return the time between ops on the critical path by function or range, longest first.
 
-    The result is empty if the trace names no function or range.
+    The listed functions and ranges may not cover all of that time. The result is empty if the trace names no function
+    or range.
     """
     total = sum(part.us for part in parts if part.name == PYTHON)
     path, _ = critical_path(graph, schedule)
@@ -60,7 +60,7 @@ def python_on_path(
 
 
 def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float) -> list[str]:
-    """Return notes on the main thread's Python work before the device's first task and after its last."""
+    """Return notes on the main thread's Python work before the device's first task and after its last task."""
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     tasks = np.flatnonzero(device & (graph.nodes.row >= 0))
     if not len(tasks) or step_us <= 0.0:
@@ -108,7 +108,7 @@ def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
-    """Return a mask of the intervals whose middle is inside a range in which the DataLoader makes a batch."""
+    """Return a mask of the intervals with their middle inside a range in which the DataLoader makes a batch."""
     out, notes = np.zeros(len(track), bool), trace.annotations
     if not isinstance(notes, AnnotationTable) or not len(notes):
         return out
@@ -122,15 +122,17 @@ def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:
-    """Clip intervals (ns) to a window in µs after the step's start; intervals outside it get zero length."""
+    """Clip intervals (ns) to a window in µs after the step's start. Intervals outside the window get zero length."""
     low, high = (graph.step.start_ns + round(1e3 * us) for us in (low_us, high_us))
     begin = np.clip(begin, low, high)
     return begin, np.maximum(begin, np.clip(end, low, high))
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """Return µs by function for the given intervals. The time of functions called in an interval counts for them. The
-    rest counts for the function that encloses the interval; for "" if there is none.
+    """Return µs by function for the given intervals.
+
+    Functions that are called in an interval get their own time. The rest counts for the function around the interval,
+    or for "" if there is none.
     """
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)
@@ -153,7 +155,7 @@ def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, flo
 
 
 def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: Ranges) -> None:
-    """Add the time of intervals without a call of a named function to the innermost function at their middle."""
+    """Add the time of intervals without a call of a named function to the innermost function at the middle of each."""
     pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     if not len(pairs):
         return

@@ -14,12 +14,12 @@ from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline, 
 from opreplay.replay.timeline.offload import HOST_RATIO
 
 SERVER_MS = 5.0 * HOST_RATIO
-"""Time, in ms, that a server's host needs between two decode steps for scheduling, inputs, sampling and outputs; the
-device waits meanwhile.
+"""Time, in ms, that a server's host needs between two decode steps. The device waits meanwhile.
 
-In vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024), this work takes 29 % of the time and the GPU 38
-%; with a GPU step of 8 ms, the work takes 6 ms. Later versions take less, so 5 ms are used. Hosts of NPUs take longer
-for the same work. Servers that schedule the next step in advance hide this time.
+The host does scheduling, inputs, sampling and outputs. In vLLM's own profile of Llama-3-8B on one H100 (blog, September
+2024), this work takes 29 % of the time and the GPU 38 %. With a GPU step of 8 ms, the work takes 6 ms. Later versions
+take less, so 5 ms are used. Hosts of NPUs take longer for the same work. Servers that schedule the next step in advance
+hide this time.
 """
 SERVER_BAND = 2.0
 
@@ -31,8 +31,10 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     soc: str
     token_ms: float
-    """In decode, the time from one token of a sequence to the next, through all pipeline stages. In other steps, the
-    time of the step divided by its tokens.
+    """Time per token, in ms.
+
+    In decode, it is the time from one token of a sequence to the next, through all pipeline stages. In other steps, it
+    is the time of the step, through all stages, divided by its tokens.
     """
     low_ms: float
     high_ms: float
@@ -52,7 +54,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the tensors fit the device's memory; None if the memory size is unknown."""
     unpredicted_calls: int
     fused: bool | None = None
-    """Whether fused kernels, such as inference servers use, were predicted; None for a user's own code."""
+    """Whether fused kernels, as inference servers use them, were predicted. None for a user's own code."""
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
     limit: str = ""

@@ -2,7 +2,7 @@
 """Predict a recorded step on a simulated device, with an error band.
 
 Kernel times are predicted, latencies are those of the device, and host time is recorded. This module decides which
-prediction a task gets, and handles tasks without one; `ascend` computes the predictions.
+prediction a task gets, and handles tasks without a prediction. `ascend` computes the predictions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ TASK_GAP_US = 1.0
 ASSUMED = "launch latency"
 """First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`. This note is the same for every step."""
 UNPREDICTED_BAND = 3.0
-"""Assumed factor of the 80 % band for tasks without a prediction; their time is scaled like the predicted tasks."""
+"""Assumed factor of the 80 % band for tasks without a prediction. Their recorded time is scaled by the same factor as
+the predicted tasks.
+"""
 MIN_BAND_SHARE = 0.01
 """Minimum relative error of a step, even if its graph reproduces the recording."""
 LEAST_PREDICTED = 0.5
@@ -79,7 +81,9 @@ LEAST_PREDICTED = 0.5
 LATENCY_BAND = 2.0
 """Assumed factor of the 80 % band for launch latencies and gaps between tasks that do not come from the recording."""
 MOST_FAMILIES = 16
-"""Maximum number of kernel families whose errors are propagated through the graph separately; the rest is combined."""
+"""Maximum number of kernel families with errors that are propagated through the graph separately. The rest are
+combined.
+"""
 
 
 class SocStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +97,7 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of the 80 % band; None if less than half of the computing time is predicted.
 
     Errors within a kernel family are treated as correlated, errors of different families as independent. The band is at
-    least as wide as the error of the step time that the graph gives.
+    least as wide as the error of the step time that the graph gives for the recording.
     """
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
@@ -106,11 +110,14 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     uncalibrated_share: float
     """Share of the predicted time in kernel families that were not checked on any SoC."""
     invented_share: float
-    """Share of the recorded device time that was predicted with assumed sizes. A size is assumed if no argument gives
-    it, or if the recorded time contradicts it.
+    """Share of the recorded device time that was predicted with assumed sizes.
+
+    A size is assumed if no argument gives it, or if the recorded time contradicts it.
     """
     scaled_us: float
-    """Time of tasks without a prediction: their recorded time × predicted ÷ recorded time of the predicted tasks."""
+    """Time of tasks without a prediction: their recorded time, scaled by the ratio of predicted to recorded time of the
+    predicted tasks.
+    """
     kept_us: float
     """Time of tasks that keep their recorded time: copies to and from the host, collectives of unknown size."""
     host_scale: float
@@ -125,16 +132,17 @@ class Predicted(msgspec.Struct):
     durations_us: Floats
     lags_us: Floats
     families: dict[str, Floats] = msgspec.field(default_factory=dict[str, Floats])
-    """Kernel family → µs of each node. The duration of a predicted node is the sum over the families."""
+    """Time of each node, in µs, by kernel family. The duration of a predicted node is the sum over the families."""
     longer_us: dict[str, Floats] = msgspec.field(default_factory=dict[str, Floats])
     shorter_us: dict[str, Floats] = msgspec.field(default_factory=dict[str, Floats])
-    """Kernel family → µs by which each node is shorter at the lower end of the 80 % band. `longer_us` does the same for
-    the upper end.
+    """Time, in µs, by which each node is shorter at the lower end of the 80 % band, by kernel family.
+
+    `longer_us` does the same for the upper end.
     """
     confidences: list[tuple[Confidence, float]] = msgspec.field(default_factory=list[tuple[Confidence, float]])
     """(confidence, predicted time in µs) of each prediction."""
     measured: list[tuple[str, float]] = msgspec.field(default_factory=list[tuple[str, float]])
-    """(measurement of the user, see `Simulated.measured`; predicted time in µs) of each prediction."""
+    """The user's measurement that each prediction uses (see `Simulated.measured`), with the predicted time in µs."""
     invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
@@ -147,11 +155,11 @@ class Predicted(msgspec.Struct):
     latencies_assumed: bool = False
     """Whether launch latencies and gaps are assumed instead of recorded."""
     dispatch_us: Floats | None = None
-    """Host time of each node for dispatching ops that ran on the CPU in the recording. None if they ran on a device."""
+    """Host time of each node for dispatching ops that the recording ran on the CPU. None if they ran on a device."""
     slices_us: Floats | None = None
     """Host time of each slice of the step; None if as recorded."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
-    """Total time of collectives that have a prediction: (recorded, which includes waiting; predicted)."""
+    """Total time of collectives that have a prediction: (recorded time, which includes waiting; predicted time)."""
     notes: list[str] = msgspec.field(default_factory=list[str])
 
 
@@ -182,10 +190,9 @@ def predict(
     host: Host = AS_RECORDED,
     world_size: int | None = None,
 ) -> Predicted:
-    """Return the durations of all nodes on `device`.
+    """Return the durations of all nodes on `device`. Raises NothingRan for a step without device work.
 
-    `ops` maps ids to the plan's ops. `resident` has the data that the caches hold when each op starts. Raises
-    NothingRan for a step without device work.
+    `ops` maps ids to the plan's ops. `resident` has the data that the caches hold when each op starts.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
@@ -234,8 +241,9 @@ def step_on(
     structure_error: float,
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
-    """Return (the step with the durations from `predict`, its schedule). `structure_error` is the relative error of the
-    step time that the graph gives.
+    """Return the step with the durations from `predict`, and its schedule.
+
+    `structure_error` is the relative error of the step time that the graph gives for the recording.
     """
     slowed = contended(graph, on.durations_us, on.contention, lambda us: paced(graph, us, on.lags_us))
     if slowed is not None:
@@ -287,13 +295,16 @@ def step_on(
 
 
 def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
-    """Add time of one kernel family to nodes, with an error of the factor `band` in both directions."""
+    """Add time of one kernel family to nodes, with an error of the factor `band` in both directions.
+
+    For the family UNKNOWN, the upward factor is at least MOST_BY_BYTES.
+    """
     _put(out.families, out, nodes, family, us)
     _doubt(out, nodes, family, (band, max(band, MOST_BY_BYTES if family == UNKNOWN else 1.0)), us)
 
 
 def _doubt(out: Predicted, nodes: Sequence[int], family: str, factors: tuple[float, float], us: Floats | float) -> None:
-    """Add the error of these nodes' time to the errors of a kernel family; `factors` are (down, up)."""
+    """Add the error of these nodes' time to the errors of a kernel family. `factors` are (down, up)."""
     down, up = factors
     _put(out.shorter_us, out, nodes, family, us * (1.0 - 1.0 / down))
     _put(out.longer_us, out, nodes, family, us * (up - 1.0))
@@ -314,8 +325,9 @@ def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int],
 def _collectives(
     trace: Trace, graph: StepGraph, predictor: Predictor, world: int | None, out: Predicted, done: Bools
 ) -> None:
-    """Predict collectives of known size with the link model. Unlike recorded times, the predictions include no waiting
-    for other ranks.
+    """Predict collectives of known size with the link model.
+
+    Recorded times include waiting for other ranks. The predictions do not.
     """
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
@@ -363,7 +375,7 @@ def _collectives(
 
 
 def _collective_from_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
-    """Return the collective described by the arguments of the op that owns a task, and of the `c10d` op around it."""
+    """Return the collective that a task runs, from the arguments of the task's op and of the `c10d` op around it."""
     around = [trace.signatures[int(trace.ops.signature[owner])]]
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
@@ -378,8 +390,9 @@ def collective_call(recorded: Collective, world: int | None) -> KernelCall | Non
 
 
 def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
-    """Predict an NPU's tasks that the kernel table describes, in launch order, because the order determines the L2
-    contents.
+    """Predict an NPU's tasks that the kernel table describes.
+
+    They are predicted in launch order, because the order determines the L2 contents.
     """
     details, nodes = trace.details, graph.nodes
     if details is None:
@@ -429,8 +442,9 @@ def _lowered_ops(
     out: Predicted,
     done: Bools,
 ) -> None:
-    """Predict tasks through the op that owns them. The op's time is divided among its tasks in proportion to their
-    recorded times.
+    """Predict tasks through the op that owns them.
+
+    The op's time is divided among its tasks in proportion to their recorded times.
 
     If more kernels are predicted for the op than were recorded, the gaps of the additional kernels are added.
     """
@@ -511,7 +525,7 @@ def _on_device(
 
 
 def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, step_us: float) -> Iterator[str]:
-    """Yield notes on ops whose prediction contradicts their recorded times and takes a large part of the step."""
+    """Yield notes on ops with a prediction that contradicts their recorded times and takes a large part of the step."""
     every = sum(on.simulated.time_us * len(recorded) for on, recorded in rows)
     for on, recorded in rows:
         share = _share(on.simulated.time_us * len(recorded), every)
@@ -528,8 +542,10 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
-    """Set the times of tasks without a prediction. Copies keep their recorded times. Other tasks are scaled by the
-    ratio of predicted to recorded time of the predicted compute tasks.
+    """Set the times of tasks without a prediction.
+
+    Copies keep their recorded times. Other tasks are scaled by the ratio of predicted to recorded time of the predicted
+    compute tasks.
     """
     nodes = graph.nodes
     rest = tasks[~done[tasks]]
@@ -577,9 +593,10 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
 
 
 def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:
-    """Return the 80 % band (low, high) of the step time. The error of each kernel family is propagated through the
-    graph, and so are those of assumed dispatch times and latencies. The resulting changes of the step time add in
-    quadrature.
+    """Return the 80 % band (low, high) of the step time.
+
+    The error of each kernel family is propagated through the graph, and so are those of assumed dispatch times and
+    latencies. The resulting changes of the step time add in quadrature.
     """
     order = sorted(on.longer_us, key=lambda name: -float(on.longer_us[name].sum()))
     groups = [[name] for name in order[:MOST_FAMILIES]]

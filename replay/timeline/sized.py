@@ -47,7 +47,7 @@ class SizedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> list[SizedStep]:
-    """Return time and memory of a captured step; `steps` are its predictions, one per device.
+    """Return time and memory of a captured step. `steps` has its predictions, one per device.
 
     Raises UsageError for a plan that was not captured.
     """

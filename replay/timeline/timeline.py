@@ -41,7 +41,9 @@ SCHEMA_VERSION = 1
 MOST_OTHER_STEPS = 4
 """Maximum number of other steps on which a graph is tested. Each test takes as long as the analysis of a step."""
 LITTLE_GAIN = 0.5
-"""If the step gains less than this share of the time removed from the changed work, the reason is reported."""
+"""Minimum share of the time removed from the changed work by which the step should get shorter. If it gains less, the
+reason is reported.
+"""
 
 
 class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,10 @@ class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of this step's graph, scheduled with durations of other steps, relative to their recorded times."""
+    """Errors of this step's graph on other steps.
+
+    The graph is scheduled with the durations of another step. The error is relative to the recorded time of that step.
+    """
 
     steps: int
     median_error: float
@@ -67,22 +72,28 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float
     high_us: float
-    """Upper end of the range of `step_us` under two assumptions: no unexplained waiting, and every possible
-    dependency.
+    """Upper end of the range of `step_us`.
+
+    The range covers two assumptions: no unexplained waiting, and every possible dependency.
     """
     gain_us: float
     """Time by which the step gets shorter."""
     work_gain_us: float
     """Time removed from the changed work, summed over its ops."""
     matched: int
-    """Number of changed device tasks or intervals of host time; 0 if the change matches nothing in this step."""
+    """Number of changed device tasks or intervals of host time. 0 means that the change matches nothing in
+    this step.
+    """
     assumptions: tuple[str, ...] = ()
     socs_us: dict[str, float] = {}
     """Step length after the same change on each simulated device."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Times in µs; `categories_us` and `critical_path` are recorded times, except under `socs`."""
+    """Analysis of one step. Times are in µs.
+
+    `categories_us` and `critical_path` are recorded times, except under `socs`.
+    """
 
     schema_version: int = SCHEMA_VERSION
     source: str
@@ -93,8 +104,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     structure_error: float
     """Error of the graph: `retimed_step_us` ÷ recorded length − 1."""
     structure_error_typical: float
-    """Like `structure_error`, but with the median latency of each kind instead of recorded latencies. It shows how well
-    the graph alone explains the step time.
+    """Like `structure_error`, but with the median latency of each kind instead of recorded latencies.
+
+    It shows how well the graph alone explains the step time.
     """
     other_steps: OtherSteps | None = None
     """Test of the graph on other steps; None if no other step launches work, or if it was not tested."""
@@ -102,14 +114,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
     critical_path_python_us: dict[str, float] = {}
-    """Time between ops on the critical path, by called Python function. Without stacks, it is by marked range. Empty if
-    the trace names neither.
+    """Time between ops on the critical path, by called Python function or, without stacks, by marked range.
+
+    Empty if the trace names neither.
     """
     slack: tuple[Slack, ...]
     edges: dict[str, EdgeCount]
     unexplained_waits: int
     unexplained_us: float
-    """Waiting time that no dependency explains, summed over all streams; rescheduling keeps it unchanged."""
+    """Waiting time that no dependency explains, summed over all streams. Rescheduling keeps it unchanged."""
     dropped_edges: int
     socs: dict[str, SocStep] = {}
     """Results by simulated device."""
@@ -118,9 +131,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     measured_ops: int = 0
     """Number of calls with a measured time."""
     measured_profiler_us: float | None = None
-    """Part of the measured step time that the profiler takes for inner ops; without a profiler, it is saved."""
+    """Part of the measured step time that the profiler takes for inner ops. Without a profiler, the step is shorter by
+    this time.
+    """
     memory: MemoryUse | None = None
-    """Memory use; None if the trace records no allocations in the step and there is no plan to infer them from."""
+    """Memory use. None if the trace records no allocations in the step and no plan is given to infer them from."""
     what_if: tuple[WhatIf, ...] = ()
     what_if_together: WhatIf | None = None
     """All changes combined; None for fewer than two changes, or if none matches anything."""
@@ -132,7 +147,7 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     step: SocStep
     graph: StepGraph
-    """The recorded graph. For a step that ran on the host, a graph in which the ops are device tasks."""
+    """The recorded graph. For a step that ran on the host, it is a graph with the ops as device tasks."""
     names: Names
     made: Predicted
     schedule: Schedule
@@ -163,9 +178,11 @@ def timeline(
     """Analyse one step of a trace that was read with its activity.
 
     `step` is as in `chosen_step`. `devices` are simulated with the ops of `planned`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies host times on these devices. `measured` has op times from a run, for
-    a step that ran on the host. Raises TraceError for a missing step, for text that is not a change, and for devices if
-    the step has no device work.
+    kernel table describes. `host_scale` multiplies host times on these devices. `measured` has op times from a run, for
+    a step that ran on the host.
+
+    Raises TraceError for a missing step, for text that is not a change, and for `devices` if the step has no device
+    work.
     """
     trace = with_host_collectives(trace)
     plan = planned.plan if planned is not None else None
@@ -250,7 +267,7 @@ def step_of(
 ) -> StepReport | None:
     """Return the report that all commands share, for the step with the median length; None if the trace has no times.
 
-    In a merged trace, the step is one of the busiest process.
+    In a merged trace, the step belongs to the busiest process.
     """
     study = study_of(read, devices=devices, planned=planned)
     return None if study is None else study.timeline.step
@@ -353,8 +370,8 @@ def _what_if(
 def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
     """Return the gains of a change under several assumptions.
 
-    The first gain is the default. The others assume different unknown waits and dependencies, or a different loss of
-    kernel speed during collectives.
+    The first gain uses the default assumptions. The others assume different unknown waits and dependencies, or a
+    different loss of kernel speed during collectives.
     """
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
@@ -364,7 +381,10 @@ def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedul
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
-    """Return a line on why the step gains less than half of the time removed from the changed work, or nothing."""
+    """Return a line on why the step gains little: less than half of the time removed from the changed work.
+
+    If it gains more, return an empty list.
+    """
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
@@ -383,7 +403,7 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
     steps_us: dict[str, float]
     """Step length by device; devices on which no change matches anything are left out."""
     notes: dict[str, str]
-    """Assumption → text with the assumption and the names of the devices for which it was made."""
+    """Text for each assumption, with the names of the devices for which it was made."""
     matched: int
 
 

@@ -137,7 +137,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _split(value: Any) -> tuple[int, ...] | None:
-    """Parse sizes such as "[3, 5]"; return None for an empty list, a list that torch cut short, and anything else."""
+    """Parse sizes such as "[3, 5]". Return None for an empty list, a list that torch cut short, and any other value."""
     try:
         return msgspec.json.decode(value, type=tuple[int, ...]) or None
     except (*NOT_JSON, TypeError):
@@ -150,4 +150,4 @@ _AS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("in_split", "out_split"), _split),
     "asynchronous": lambda value: {"true": True, "false": False}.get(str(value).lower()),
 }
-"""Function that converts a recorded value, by the field of `Collective` that takes it; most values are numbers."""
+"""Field of `Collective` → function that converts its recorded value. Most values are numbers."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Data types for the timing of a profile, except for its ops and device work: frozen values and columns, no logic."""
+"""Frozen data types, without logic, for the timing of a profile, except for its ops and device work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue", "python")
 """Kinds of host calls.
 
 "runtime" is a call into a device's runtime or driver. "frame" is a Python frame that names a module. "queue" is a call
-that enters work into an NPU task queue (on the thread of the op) or takes work out of it (on the thread that launches).
-"python" is any other Python frame of at least `LONG_FRAME_US`. Shorter frames are dropped: they explain no idle time,
-and there may be millions of them.
+that adds work to an NPU task queue (on the op's thread) or takes work out of it (on the launching thread). "python" is
+any other Python frame of at least `LONG_FRAME_US`. Shorter frames are dropped: they explain no idle time, and there may
+be millions of them.
 """
 
 LONG_FRAME_US = 100
@@ -60,12 +60,14 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence: int | None = None
     """Sequence number of the collective within its group, equal on all members."""
     rank: int | None = None
-    """Root of a rooted collective, peer of a point-to-point message; for any other collective, this process's rank."""
+    """Rank of the root or, for a point-to-point message, of the peer. For any other collective, this process's own
+    rank.
+    """
     asynchronous: bool | None = None
 
 
 class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a file lists by type and size, without tensors, such as Chakra's nodes and PARAM's entries."""
+    """A collective that a file lists by type and size, without tensors. Chakra's nodes and PARAM's entries do this."""
 
     record: Collective
     name: str
@@ -90,7 +92,7 @@ class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls on host threads that are not ops, one row per call, in file order within each kind."""
+    """Calls on host threads, except ops. The table has one row per call, in file order within each kind."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Activity.names`."""
@@ -181,9 +183,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     collective: npt.NDArray[np.int64]
     """Index into `collectives` for each row of `Trace.kernels`, or -1."""
     op_collective: npt.NDArray[np.int64]
-    """Index into `collectives` for each row of `Trace.ops` for which torch recorded a collective's parameters,
-    otherwise -1.
-    """
+    """Index into `collectives` for each row of `Trace.ops`; -1 if torch recorded no collective's parameters for it."""
     collectives: tuple[Collective, ...]
     spans: CollectiveSpans
     waits: WaitTable

@@ -61,9 +61,8 @@ _COMPUTES = re.compile(
 )
 """Names of kernels that count as computation even if they also contain a word such as "all_reduce".
 
-There are four groups: matrix products fused with communication, which runs hidden behind the product; reductions within
-a block; kernels of libraries that stay on one device; and kernels that Inductor names after the ops before and after a
-collective.
+There are four groups: matrix products that hide the communication fused with them; reductions within a block; kernels
+of libraries that stay on one device; and kernels that Inductor names after the ops before and after a collective.
 """
 
 _LAYERS_ACROSS_DEVICES = re.compile(

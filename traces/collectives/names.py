@@ -59,7 +59,7 @@ _NOT_ONE = re.compile(
 def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
     """Return the operation that a recorded name stands for; None if it moves no data.
 
-    The result "send_recv" means the kernel that all operations that send data share. Recognised names are, for example,
+    "send_recv" stands for one kernel that all sending operations share. Recognised names are, for example,
     "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce", "hcom_allReduce__868_0_1" and
     "all_to_allv".
     """
@@ -75,6 +75,6 @@ def is_wait(name: str) -> bool:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return the operation that a recorded name stands for; "send" for the kernel that all sending operations share."""
+    """Return the operation that a recorded name stands for, like `operation_of`, but "send" instead of "send_recv"."""
     operation = operation_of(name)
     return "send" if operation == "send_recv" else operation

@@ -138,7 +138,7 @@ def _of_product(signature: OpSignature) -> Sizes | None:
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:
-    """Return the sizes of an op that sends tokens (T, H) to or from their experts, whose ids are (T, k)."""
+    """Return the sizes of an op that sends tokens (T, H) to or from their experts. The expert ids are (T, k)."""
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) == 2]
     hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
     ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)

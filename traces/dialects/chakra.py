@@ -237,8 +237,9 @@ def _nodes(message: bytes, *, ours: bool) -> list[Node]:
 
 
 def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours: bool) -> bool:
-    """Check whether a device node represents an op together with its kernel, rather than only a kernel whose op has
-    another node.
+    """Check whether a device node represents an op together with its kernel.
+
+    If it represents only a kernel, the op has another node.
     """
     schema = attrs.get("op_schema")
     if ours:

@@ -1,7 +1,5 @@
 # pyright: strict
-"""Read the collectives that attributes of Chakra nodes describe: `comm_type`, `comm_size`, the group, source and
-destination.
-"""
+"""Read collectives from the attributes of Chakra nodes: `comm_type`, `comm_size`, the group, source and destination."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class NodeStream(msgspec.Struct, kw_only=True):
-    """Iterator over the lists of nodes of an ExecutionTrace; `header`, `losses` and `repairs` are complete after it."""
+    """Iterator over lists of nodes. After the iteration, `header`, `losses` and `repairs` are complete."""
 
     source: Source
     header: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
@@ -175,7 +175,7 @@ class NodeStream(msgspec.Struct, kw_only=True):
         return nodes
 
     def _salvage(self, body: bytes, starts: list[int], stops: list[int], at: int) -> tuple[int, Node | None]:
-        """Return (number of pieces used, node) for piece `at`: unchanged, joined with the following pieces, or
+        """Return (number of pieces used, node) for piece `at`. It is used unchanged, joined with the next pieces, or
         repaired.
         """
         for used in range(1, min(_MOST_JOINED, len(starts) - at) + 1):
@@ -217,8 +217,8 @@ def _one(piece: bytes) -> Node | None:
 
 
 def _whole_before_cut(piece: bytes) -> list[Node]:
-    """Return the node at the start of a piece that also holds the next node, whose first key is too damaged to be
-    recognised.
+    """Return the first of the two nodes in a piece that was not cut because the first key of the second node is
+    damaged.
     """
     try:
         end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]

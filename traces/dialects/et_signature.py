@@ -205,10 +205,7 @@ def _split(text: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Format a value as Kineto does.
-
-    An ExecutionTrace writes inf and nan as text, and floats with six decimals.
-    """
+    """Format a value as Kineto does. An ExecutionTrace writes inf and nan as text, and floats with six decimals."""
     if isinstance(value, list) and all(not isinstance(item, list | dict) for item in value):
         return format_literal([parse_literal(item) if isinstance(item, str) else item for item in value])
     if isinstance(value, str):
@@ -279,10 +276,10 @@ def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[
 
 
 def _shared_parts(tensors: list[_Tensor]) -> dict[int, int]:
-    """Return, by the `id` of each tensor, the first byte of the part of its storage that overlapping tensors share.
+    """Return, by the `id` of each tensor, the first byte of its shared part of the storage.
 
-    Views that do not overlap count as independent even in one storage, so a replay does not need the memory between
-    them.
+    A shared part holds tensors that overlap. Views that do not overlap count as independent even in one storage, so a
+    replay does not need the memory between them.
     """
     parts: dict[int, int] = {}
     key, begin, end = None, 0, 0

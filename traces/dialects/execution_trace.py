@@ -300,7 +300,7 @@ class _Builder(msgspec.Struct, kw_only=True):
     def _settle_starts(self, ops: OpTable, kernels: KernelTable) -> bool:
         """Count nodes without a start as losses, and return whether the file has times.
 
-        If some nodes have a start, each node without one starts at the end of the previous row.
+        If other nodes have a start, a node without a start begins at the end of the previous row.
         """
         starts = ops.start_ns, kernels.start_ns
         missing = [start == _NO_START for start in starts]
@@ -338,14 +338,15 @@ class _Builder(msgspec.Struct, kw_only=True):
         return -1
 
     def _launcher(self, parent: int, takes: list[int]) -> int:
-        """Return the row of the op that launched a kernel; -1 if there is none. It is the nearest op above the kernel.
-        If there is none, it is the first op whose result the kernel uses.
+        """Return the row of the op that launched a kernel; -1 if there is none.
+
+        It is the nearest op above the kernel, or else the first op whose result the kernel uses.
         """
         row = self._owner(parent)
         return row if row >= 0 else next((op for number in takes if (op := self.ids.get(number, (-1, 0))[0]) >= 0), -1)
 
     def _own_transfers(self) -> None:
-        """Create an op for each communication node on a device that no communication op launched.
+        """Create an op for each communication node of a device if no communication op launched the node.
 
         An op that only provides data to the node does not count as its launcher.
         """

@@ -204,7 +204,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _delimiter(header: str) -> str:
-    """Return the column separator: a comma, or else the more frequent of tab and semicolon in the header."""
+    """Return the column separator: a comma if the header has one, otherwise the more frequent of tab and semicolon."""
     return "," if "," in header else max(",\t;", key=header.count)
 
 

@@ -260,9 +260,7 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
 
 
 def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
-    """Reorder values that are indexed by old track, so that they are indexed by new track. Tracks that were added later
-    get -1.
-    """
+    """Return per-track values in the new order of the tracks; -1 for tracks that were added later."""
     out = [-1] * len(track_remap)
     for old, value in enumerate(of_track):
         out[int(track_remap[old])] = value

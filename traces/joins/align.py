@@ -28,8 +28,8 @@ _LEAST_RESUMED = 2
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """`length` tokens from position `start` of the long sequence, equal to the tokens at each of `places` in the short
-    one.
+    """`length` tokens from position `start` of the long sequence. The short sequence has equal tokens at each of
+    `places`.
     """
 
     start: int

@@ -1,6 +1,6 @@
 """Add argument metadata to the ops of a trace from an ExecutionTrace of the same run.
 
-Decides which ops correspond and what is copied; the module `align` aligns the sequences.
+This module decides which ops correspond and what is copied. `align` aligns the sequences.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Rows = npt.NDArray[np.int64]
 _AMBIGUOUS = -2
 _LISTS = ("TensorList", "OptionalTensorList")
 _LEAST_AGREEING = 0.9
-"""Minimum share of equal record function ids that must have equal names; below it, the ids are from different runs."""
+"""Minimum share of ids in both files that must have equal names. Below it, the ids are from different runs."""
 
 
 def join_shapes(trace: Trace, donor: Trace) -> Trace:
     """Return the trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts ops by evidence.
 
-    Ops are matched by the best evidence available: first, equal record function ids with equal names; second, a run of
-    ops with the same names in both files (each iteration of the trace is looked up in the donor); last, equal names of
-    the op, the previous op and the next op, if the donor has only one signature for these three names. Metadata of the
-    trace itself is kept; if it contradicts the donor, nothing is copied. Raises UsageError if the donor is not an
-    ExecutionTrace or records no arguments.
+    Ops are matched by the best evidence available. The best is an equal record function id with an equal name. The
+    second is a run of ops with the same names in both files; each iteration of the trace is looked up in the donor. The
+    last is the names of the op, the previous op and the next op, if the donor has only one signature for them. Metadata
+    of the trace itself is kept. If it contradicts the donor, nothing is copied. Raises UsageError if the donor is not
+    an ExecutionTrace or records no arguments.
     """
     if donor.info.dialect != "execution_trace":
         raise UsageError(
@@ -100,7 +100,9 @@ def _preorder(parent: Rows) -> Rows:
 
 def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Match the remaining ops by runs of equal names, then by the names of their neighbours; write the rows into
-    `match`. Return two masks: the rows matched by runs, and the rows matched by neighbours.
+    `match`.
+
+    Return two masks: the rows matched by runs, and the rows matched by neighbours.
     """
     tokens, donor_tokens = _tokens(trace, donor)
     donor_rows, short = [], []
@@ -210,8 +212,8 @@ class _Joiner(msgspec.Struct, kw_only=True):
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
-        """Return the memories of the tensors, only for calls that the donor recorded, not for calls that are merely
-        similar.
+        """Return the memories of the tensors of calls that the donor itself recorded. For merely similar calls, they
+        are unknown.
         """
         known = self.donor.ops.memories
         return None if known is None else known.of_calls(np.where(same_call, match, -1))

@@ -178,10 +178,10 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     """Return the trace with the ops of each replayed graph added as calls at the time of the graph's launch.
 
     These calls take no host time, because one launch starts the whole graph. A launch is matched to a capture by its
-    kernels. If the capture has kernel names (ROCm), the same names must occur in both, in any order. Otherwise the
-    kinds of work must agree in order, and the names of generated kernels must fit. If several captures match equally
-    well, the one for the smallest batch that holds the iteration's tokens is used. If several captures with different
-    ops still remain, none is used. `info.graphs` says how many launches were matched.
+    kernels. If the capture has kernel names (ROCm), they must be the names of the launch's kernels, in any order.
+    Otherwise the kinds of work must agree in order, and the names of generated kernels must fit. Of several matching
+    captures, the one for the smallest batch that holds the iteration's tokens is used. If several with different ops
+    remain, none is used. `info.graphs` says how many launches were matched.
     """
     graphs = trace.graphs
     if graphs is None:
@@ -215,7 +215,7 @@ def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, 
 
 
 def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
-    """Return (for each launch, the capture that it replays or None; number matched by kernel names; number
+    """Return (capture that each launch replays, or None; number of launches matched by kernel names; number
     ambiguous).
     """
     known = _Known(captures)
@@ -261,7 +261,7 @@ class _Known:
         """Return which of the matching captures a launch replays; None if that is ambiguous.
 
         Captures with equal ops are interchangeable. Otherwise all captures must be for one known batch size. The graphs
-        of a model's parts run in the order of their capture, so the choice is the one captured after `last`, the
+        of a model's parts run in the order of their capture. The choice is therefore the next capture after `last`, the
         previous choice.
         """
         ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
@@ -277,7 +277,7 @@ class _Known:
 
 
 def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the kernel names in sorted order, because streams inside a graph may overtake each other."""
+    """Return the sorted kernel names, and the kinds of other work: streams inside a graph may overtake each other."""
     return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
 
 
@@ -303,7 +303,7 @@ def _plausible(capture: Capture, names: Sequence[str]) -> bool:
 
 
 def _of_size(fits: Sequence[int], captures: Sequence[Capture], tokens: int | None) -> list[int]:
-    """Return the captures for the smallest batch that holds this many tokens; all of them if sizes are unknown."""
+    """Return the captures for the smallest batch that holds this many tokens; all of them if no such batch is known."""
     if tokens is None:
         return [*fits]
     large = [size for n in fits if (size := captures[n].size) is not None and size >= tokens]
@@ -358,9 +358,7 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
 
 
 def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
-    """Map each kernel to the index of the capture's launch that it belongs to: by name if names are known, otherwise by
-    position.
-    """
+    """Return, for each kernel, the index of its launch in the capture: by name if known, otherwise by position."""
     if not capture.named:
         return np.arange(len(kernels))
     kinds, names = _work(trace, kernels)

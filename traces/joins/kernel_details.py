@@ -178,9 +178,8 @@ class _Rows:
     def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
         """Return two lists of (row, task) pairs: those with equal starts, and those matched by order.
 
-        Order is used for a name if equally many rows and tasks of that name remain. Rows that give a start are matched
-        by order only if all of them differ from their tasks by the same time, as if by two clocks, and if no pair has
-        equal starts.
+        For a name, order is used if equally many of its rows and tasks remain. Rows that give a start must also differ
+        from their tasks by the same time, as if by two clocks, and no pair may have equal starts.
         """
         timed: list[Pair] = []
         ordered: list[Pair] = []

@@ -122,7 +122,7 @@ class RankSum(msgspec.Struct, frozen=True, kw_only=True):
     late: int
     """Number of collectives that this rank began last."""
     late_us: float
-    """Total time by which this rank began those collectives after the last of the other ranks."""
+    """Total time from the start of the last other rank to the start of this rank, over the `late` collectives."""
 
 
 def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:

@@ -33,7 +33,7 @@ MOST_SPLIT = 512
 _MEET = 0.9
 """Minimum share of calls that must overlap in time on both ranks for a match by order."""
 _WRONG_SIZES = 0.1
-"""Maximum share of calls matched only by order whose sizes disagree; above it, the match is rejected."""
+"""Maximum share of calls with different sizes among calls matched only by order. Above it, the match is rejected."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,9 +57,9 @@ _Group = tuple[str | None, str | None, int]
 def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     """Match the collectives of several ranks. Raises ValueError if two traces have the same rank.
 
-    Within a group, calls are matched by recorded sequence number. Calls without one are matched by order. Because
-    recordings begin and end at different calls, one rank's list of calls is first shifted so that the ends of the
-    matched calls are closest in time. If kinds or sizes then differ, only calls that overlap in time are matched.
+    Within a group, calls are matched by recorded sequence number, or by order if they have no number. Recordings begin
+    and end at different calls. Therefore one rank's list of calls is first shifted to bring the ends of the matched
+    calls closest in time. If kinds or sizes then differ, only calls that overlap in time are matched.
     """
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
@@ -291,14 +291,13 @@ def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaul
 
 
 def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[Clock]:
-    """Return one clock per rank. Ranks are aligned one by one, each with the aligned rank that shares most collectives
-    with it.
-
-    On devices, a collective in which all members wait for all ends on all of them within microseconds. A device clock
-    is shifted by the median difference between ends if this difference is too large for chance. Any clock is shifted by
-    it if the recorded times are impossible (one member ends before another begins). Ends on the host vary too much for
-    the first test. Members whose match is inferred and whose sizes disagree are ignored, because they may belong to two
+    """Return one clock per rank. Each rank in turn is aligned with the already aligned rank with which it shares most
     collectives.
+
+    A collective in which all members wait for each other ends on all devices within microseconds. A device clock is
+    shifted by the median difference between these ends if it is too large for chance. Ends on the host vary too much
+    for this. Any clock is shifted by it if the recorded times are impossible (one member ends before another begins).
+    Members whose match is inferred and whose sizes disagree are ignored, because they may belong to two collectives.
     """
     shared = _shared_calls(rows, known)
     out: dict[int, Clock] = {}
@@ -396,8 +395,7 @@ def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement
 
 
 def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
-    """Return the cases in which one rank sends a different number of rows than its peer expects, where both are
-    recorded.
+    """Return the cases in which one rank sends a different number of rows than its peer expects, if both are recorded.
 
     Every pair of ranks is compared, so collectives with more than `MOST_SPLIT` known members are skipped.
     """

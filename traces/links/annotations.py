@@ -39,14 +39,14 @@ class BatchContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefill_seen(self) -> int | None:
-        """Return `prefill_k`; if it is missing, and Σ q·k is known but Σ q² is not, return an estimate."""
+        """Return `prefill_k`. If it is missing, estimate it from Σ q·k, provided that Σ q² is unknown."""
         if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
             return self.prefill_k
         return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
 
     @property
     def decode_seen(self) -> int | None:
-        """Return `decode_k`; if it is missing, and Σ q·k is known but Σ q² is not, return an estimate."""
+        """Return `decode_k`. If it is missing, estimate it from Σ q·k, provided that Σ q² is unknown."""
         if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
             return self.decode_k
         return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)

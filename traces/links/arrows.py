@@ -17,11 +17,10 @@ HOST_TO_DEVICE = 2
 
 
 def ids_with_arrows(trace: Trace, correlation: Ints, start: Ints, stream: Ints) -> Ints:
-    """Return the correlation id of each task, corrected by flow arrows where it leads nowhere.
+    """Return the correlation id of each task. An id that no call has and no arrow begins with is replaced.
 
-    An id is corrected if no call and no arrow begins with it. It is then replaced by the id of the arrow that ends on
-    the task's stream at the task's start. The reason is that older versions of msprof number arrows by connection and
-    model together, but tasks by connection alone.
+    It is replaced by the id of the arrow that ends on the task's stream at the task's start. Older versions of msprof
+    need this: they number arrows by connection and model together, but tasks by connection alone.
     """
     activity = trace.activity
     assert activity is not None

@@ -1,9 +1,9 @@
 # pyright: strict
 """Find calls that autocast intercepts: it casts their arguments and calls the op again.
 
-The profiler first records the call as the program made it. Inside it, there is an `aten::to` for each argument that
-autocast casts without a cached copy. The same op follows in the types in which it computes. It has other tensors or,
-for a softmax or sum on a GPU, a `dtype` that the outer call leaves open. The outer call does nothing else.
+The profiler records the outer call as the program made it. Inside it is an `aten::to` for each argument that autocast
+casts without a cached copy. Then the inner call of the same op follows, in the types in which it computes. It has other
+tensors or, for a softmax or sum on a GPU, a `dtype` that the outer call leaves open. The outer call does nothing else.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return a mask of the rows of `trace.ops` that only cast their arguments and then call the same op again.
 
-    Such a row contains any number of `aten::to` calls and exactly one call of the same op. `parents` [rows] is the
-    enclosing row of each row, or -1. The inner call must have the shapes of the outer call. It must differ from it as
-    autocast makes it differ: in floating-point types, or by a scalar for an absent argument. If types do not show a
-    difference (those of lists of tensors are not recorded), casts must come with the inner call.
+    A masked row contains any number of `aten::to` calls and exactly one call of the same op. `parents` [rows] is the
+    enclosing row of each row, or -1. The inner call must have the outer call's shapes. It must differ as autocast makes
+    it differ: in floating-point types, or by a scalar for an absent argument. If the types show no difference (those of
+    lists of tensors are not recorded), there must be casts before the inner call.
     """
     count = len(trace.ops)
     inner = np.flatnonzero(parents >= 0)

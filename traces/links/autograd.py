@@ -20,7 +20,7 @@ class AutogradCalls(NamedTuple):
     recorded: npt.NDArray[np.bool_]
     """Whether autograd recorded a node: gradients were on, and an input required them."""
     assumed: npt.NDArray[np.bool_]
-    """Whether gradients were on, but it is unknown if an input required them; excludes calls in `recorded`."""
+    """Whether gradients were on but it is unknown if an input required them; False for calls in `recorded`."""
 
 
 def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
@@ -28,9 +28,9 @@ def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: S
 
     With gradients on, a call gets the number that the next node of its thread will have (`at::sequence_number::peek()`
     in `c10::Dispatcher`); all other calls have -1 in `sequence`. So if a call recorded nodes, the number of the next
-    call is larger. The last calls of a thread have no next call. Such a call counts as recorded if the backward pass
-    has a node with its number and no call of another thread has that number. Otherwise it is judged like most calls
-    with the same arguments. If there are none, it is assumed to require no gradients.
+    call is larger. The last calls of a thread have no next call. They count as recorded if the backward pass has a node
+    with their number and no call of another thread has that number. Otherwise they are judged like most calls with the
+    same arguments. Without such calls, they are assumed to require no gradients.
     """
     forward = np.array([_is_forward(signature.name) for signature in signatures], bool)
     out, assumed = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)

@@ -59,8 +59,9 @@ class RankCall(Collective, frozen=True, kw_only=True):
 def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
     """Return every collective that ran on the trace's device or, if there are none, on its host, sorted by start.
 
-    The trace must have been read with its activity. A device kernel is described by its recorded arguments, otherwise
-    by torch's record of the call that launched it, otherwise by its name and the sizes of the op that requested it.
+    The trace must have been read with its activity. A device kernel is described by its recorded arguments. Without
+    them, it is described by torch's record of the call that launched it, or else by its name and the sizes of the
+    requesting op.
     """
     activity = trace.activity
     if activity is None:
@@ -130,8 +131,8 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
 def host_collectives(trace: Trace) -> list[RankCall]:
     """Return the collectives that a back-end ran on the host and annotated ("gloo:all_reduce"), sorted by start.
 
-    Each one is matched by operation, size and order to the op that requested it. A kind of collective stays unmatched
-    unless it has as many ops as annotations.
+    Each is matched by operation, size and order to the op that requested it. Collectives of a kind with more ops than
+    annotations, or fewer, stay unmatched.
     """
     notes = AnnotationTable.of(trace.annotations)
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
@@ -156,8 +157,8 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
     """Return the row of the op that requested each collective, by the index of the collective's annotation.
 
-    A kind of collective is left out if it has more annotations than ops, or fewer. Then the recording began or ended
-    between a request and its annotation, so it is unknown which belong together.
+    Kinds of collectives with more annotations than ops, or fewer, are left out. Their recording began or ended between
+    a request and its annotation, so it is unknown which belong together.
     """
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
@@ -217,7 +218,7 @@ def with_host_collectives(trace: Trace) -> Trace:
 
 
 def _with_launches(trace: Trace, activity: Activity, rows: Ints, ids: Ints) -> CallTable:
-    """Return the calls, with one call added inside each given op (row), which launches the span with the given id."""
+    """Return the calls, with a call added inside each of the ops `rows`. It launches the span with the id in `ids`."""
     calls, ops, none = activity.calls, trace.ops, np.zeros(len(rows), np.int64)
     return CallTable(
         name=np.append(calls.name, np.full(len(rows), len(activity.names), np.uint32)),
@@ -244,7 +245,7 @@ def _asking_ops(trace: Trace) -> list[int]:
 
 
 def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
-    """Map each op that owns a kernel to the c10d op that it is or lies in, otherwise to itself; -1 for no owner."""
+    """Return, for each kernel's owner, the c10d op that it is or lies in, otherwise the owner; -1 without an owner."""
     if not (owners >= 0).any():
         return owners
     asks = np.array([signature.name.startswith(_OPS) for signature in trace.signatures], bool)[trace.ops.signature]
@@ -253,8 +254,9 @@ def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
 
 
 def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
-    """Return the index of the collective that torch recorded for each kernel; -1 if there is none. The record belongs
-    to the kernel's owner or, if that has none, to the innermost op around the owner that has one.
+    """Return the index of the collective that torch recorded for each kernel; -1 if there is none.
+
+    The record is that of the kernel's owner or, if it has none, of the innermost op around it with a record.
     """
     if not (owners >= 0).any():
         return owners

@@ -1,8 +1,8 @@
 # pyright: strict
 """Find the op that owns each device event.
 
-The External id of an event leads to its op directly. Without one, the correlation id or a flow arrow leads to the
-launch, and the op around the launch owns the event. The input are columns collected by `collect`.
+The External id of an event leads to its op directly. Without an External id, the correlation id or a flow arrow leads
+to the launch, and the op around the launch owns the event. The input columns come from `collect`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CHUNK = 1 << 20
 _JITTER_NS = 1000
 """Largest disagreement in ns between host and device clocks that is ignored; every launch takes longer than that."""
 _NOT_OF_CLOCKS_NS = 1_000_000
-"""Kernels that start more than this many ns before their launch, if few, are not explained by clock differences."""
+"""Time in ns. If only few kernels start this long before their launch, clock differences are not the cause."""
 _FEW_EARLY = 0.1
-"""Minimum share of launched kernels that start early at which clock differences explain this."""
+"""Share of launched kernels that start early from which clock differences count as the cause."""
 _NEVER = np.iinfo(np.int64).max
 _SAMPLE = 1 << 12
 """Number of kernels sampled first, to detect ids that are shared by many kernels."""
 _MANY_SHARING = 8
-"""Minimum number of kernels that share an id; no file contains so many profiler runs that each use the id once."""
+"""Number of kernels from which an id counts as shared. No file has so many profiler runs that each use the id once."""
 _FEWEST_SHARING = 3
 _EXAMPLES = 3
 """Maximum number of ids named in a message about colliding ids."""
@@ -162,10 +162,10 @@ def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
 def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Array) -> Array:
     """Return a mask of the kernels whose launch is missing because it happened before the recording began.
 
-    Certainly these are the kernels that start before everything recorded on the host. A second rule follows from the
-    facts that a stream works in order and that ids increase. It finds kernels that start before the first launched
-    kernel on their stream and whose id is lower than all ids of the thread that launched that kernel. The mask is empty
-    if no kernel has a launch, because then the file does not link kernels to launches at all.
+    These are, first, the kernels that start before everything recorded on the host. Second, they are kernels that start
+    before the first launched kernel on their stream, if their id is lower than all ids of the thread that launched that
+    kernel. This follows because a stream works in order and ids increase. The mask is empty if no kernel has a launch,
+    because then the file does not link kernels to launches at all.
     """
     launched = np.flatnonzero(launch >= 0)
     if not len(launched) or not unlaunched.any():

@@ -78,7 +78,7 @@ class _Span(msgspec.Struct):
     marked_again: bool = False
     """Whether an inner annotation describes the same batch, in more or less detail."""
     repeats_outer: bool = False
-    """Whether this is the first annotation inside another one of the same batch; the two mark one iteration."""
+    """Whether this annotation is the first inside an annotation of the same batch. The two mark one iteration."""
 
 
 def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tuple[Iteration, ...]]:

@@ -34,8 +34,8 @@ def innermost_parent(ops: OpTable) -> Rows:
 
 
 def without_cycles(parents: Rows) -> tuple[Rows, int]:
-    """Return the parents, with -1 for rows whose parents lead to a cycle instead of a root, and the number of such
-    rows.
+    """Return (parents, number of changed rows). Rows whose parents lead to a cycle instead of a root are
+    changed to -1.
     """
     above = parents.copy()
     for _ in range(len(parents).bit_length()):  # each step looks twice as far up
@@ -45,10 +45,10 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
 
 
 def climbs(parents: Rows) -> Iterator[Rows]:
-    """Yield arrays with the row 1, 2, 4, 8, ... levels above each row, or -1, until no row has one left.
+    """Yield, for 1, 2, 4, 8, ... levels, the row that many levels above each row, or -1, until no row has one.
 
-    A value that is passed along these arrays, one after the other, is collected from all levels above in log2(depth)
-    rounds. The parents must be acyclic.
+    Passing a value along these arrays in turn collects it from all levels above in log2(depth) rounds. The parents must
+    be acyclic.
     """
     up = parents
     while (alive := up >= 0).any():
@@ -165,8 +165,7 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
     """Return, for each time, the row of the innermost interval on one track that contains it (ends included), or -1.
 
-    If intervals overlap, the one that counts is the last in order of start, outer before inner, that has begun and not
-    ended.
+    If intervals overlap without nesting, it is the last open interval in order of start, outer before inner.
     """
     asked = np.sort(times)
     holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")

@@ -3,9 +3,9 @@
 
 Correlation ids, External ids and flow ids restart in each process, so they do not identify an event in the whole file.
 An op, a call or an annotation belongs to the process of its process id. Device rows have other process ids, so the
-process that launched their work must be derived. The evidence, in this order, is the label that a merging tool added to
-their ids, flow events, which ids and times are possible, and the order of the file. If two processes remain possible,
-the device work is assigned to none.
+process that launched their work must be derived. The evidence is, in this order, the label that a merging tool added to
+their ids, flow events, the possible ids and times, and the order of the file. If two processes remain possible, the
+device work is assigned to none.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def _by_id(data: EventColumns, tracks: Iterable[int]) -> list[int]:
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
     """Return two sets of process ids that several processes may share.
 
-    The first has those with threads that share both launch ids and op ids, the second those with threads that share
-    launch ids. Shared launch ids alone prove little: MTIA's runtime repeats the correlation ids of launches within one
-    process, while its ops have unique ids.
+    For the first set, threads share both launch ids and op ids. For the second, they share launch ids. Shared launch
+    ids alone prove little: MTIA's runtime repeats the correlation ids of launches within one process, while its ops
+    have unique ids.
     """
     found = _repeated_across_threads(data.launch_corr, data.launch_track, pid_of)
     if found and (data.op_ext > 0).any():
@@ -176,7 +176,7 @@ def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str
 def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict[int, str]:
     """Return a name for the process of each track, for the tracks of one process id that several processes may share.
 
-    Unless `sure` says that several processes do share it, tracks are split only by labels in their thread ids or by
+    If `sure` does not say that several processes share it, tracks are split only by labels in their thread ids or by
     large gaps between these ids.
     """
     tids = {track: data.tracks[track][1] for track in tracks}
@@ -190,8 +190,8 @@ def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict
 def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[int, str] | None:
     """Return the lowest thread id of each track's process, where processes are clusters of thread ids.
 
-    Return None unless there are as many clusters as processes. Unless `sure` says that there are several processes, the
-    clusters must also be at least `LEAST_OFFSET` apart.
+    Return None unless there are as many clusters as processes. If `sure` does not say that there are several processes,
+    clusters must also be `LEAST_OFFSET` apart.
     """
     mine = np.isin(data.launch_track, list(tids)) & (data.launch_corr > 0)
     ids, track = data.launch_corr[mine], data.launch_track[mine]
@@ -270,8 +270,8 @@ def _votes(
 ) -> tuple[Array, Array]:
     """Return (hits, late), two counts of device rows by device and process.
 
-    `hits` counts the rows that have the id of one of the process's launches. `late` counts those of them that start
-    before that launch.
+    `hits` counts the rows that have the id of one of the process's launches. `late` counts the hits that start before
+    their launch.
     """
     hits, late = np.zeros((count, units), np.int64), np.zeros((count, units), np.int64)
     wanted, start = claims.kernel_id[rows], data.kernel_start[rows]
@@ -390,8 +390,8 @@ def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Cla
 def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, complete: Array) -> Array:
     """Return the process of each row if the file contains one profile after the other, otherwise -1 for each row.
 
-    The first row with an id then belongs to the first process with that id. For this, `complete` marks the rows whose
-    id occurs as often in rows as in launches.
+    In this case, the first row with an id belongs to the first process with that id. Only rows in `complete` are used,
+    whose id occurs as often in rows as in launches.
     """
     out = np.full(len(rows), NONE, np.int64)
     order = _units_in_file_order(claims, units)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match device work to launches where several launches have its id; only unambiguous matches are made."""
+"""Match device work to launches if several launches have its id. Only unambiguous matches are made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 NONE = -1
 MAX_CHANCE_CONTRADICTIONS = 3
-"""Number of rows that may contradict an assumption about ids and launches by mere chance. The cause is, for example,
-that launches were lost or happened before the recording.
+"""Number of rows that may contradict an assumption about ids and launches by chance. For example, launches may be lost,
+or may have happened before the recording.
 """
 RARE = 0.02
 """Share of rows that may contradict an assumption about ids and launches by chance."""
@@ -26,11 +26,11 @@ def match_launches(
     rows).
 
     A launch is certain if no other launch has its id, and the id has one row of device work or the rows of a graph. If
-    an id has as many rows as launches, a launch is certain if its row starts before the next launch. If several rows
-    start before any launch of their id, the clocks of host and device differ. In this case only ids with one launch and
-    one row are certain.
+    an id has as many rows as launches, a launch is certain if its row starts before the next launch. But if several
+    rows start before every launch of their id, host and device clocks differ. Then only ids with one launch and one row
+    are certain.
 
-    `wanted` (id, -1 for none) and `start` (ns) are columns of device work; all other arguments are columns of launches.
+    `wanted` (id, -1 for none) and `start` (ns) are columns of device work. All other arguments are columns of launches.
     """
     out = np.full(len(wanted), NONE, np.int64)
     alike = np.zeros(len(wanted), bool)
@@ -68,8 +68,8 @@ def groups_of(values: Array, chosen: Array) -> list[Array]:
 def mixed_tracks(ids: Array, start: Array, track: Array, tracks: int) -> Array:
     """Return a mask of the tracks that two processes share.
 
-    On such a track, ids repeat before all of the earlier ids have occurred, because two processes with the same process
-    id and thread id use them at the same time. A process that records twice repeats its ids only in a later run.
+    Two processes with the same process id and thread id use the same ids at the same time. So on a shared track, ids
+    repeat before all earlier ids have occurred. A process that records twice repeats its ids only in a later run.
     """
     out = np.zeros(tracks, bool)
     sorted_ids = np.sort(ids)

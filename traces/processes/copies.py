@@ -25,11 +25,11 @@ _US = 1000
 def drop_copies(got: Collector) -> Counter[str]:
     """Drop host ops and device work that the file contains twice, and return how many of each were dropped.
 
-    A copy has the same name, arguments, times, ids and thread or stream as an earlier event. More is needed to be sure.
-    An op must have an id, which a process uses once, or times finer than a microsecond, because a call inside another
-    call of the same name may have the same times in whole microseconds. Device work must have a duration, since a
-    stream runs one task at a time. An NPU's tasks may nest, so they must have an id. If such copies exist, copies of
-    launches, annotations, flow events and other events are dropped too, without being counted.
+    A copy has the same name, arguments, times, ids and thread or stream as an earlier event. An op must also have an
+    id, which a process uses once, or times finer than a microsecond. In whole microseconds, a call inside another call
+    of the same name may have the same times. Device work must have a duration, since a stream runs one task at a time.
+    An NPU's tasks may nest, so they must have an id. If there are copies, copies of launches, annotations, flow events
+    and other events are dropped too, without being counted.
     """
     ops, work = _copied_ops(got.ops), _copied_work(got.kernels)
     counts = Counter({COPIED_OPS: len(ops), COPIED_WORK: len(work)})

@@ -37,7 +37,7 @@ _NAMESPACES: tuple[tuple[tuple[str, str], ...], ...] = (
 def separate_processes(got: Collector) -> MergedProcesses | None:
     """Make the ids of a scan unique across its processes, and return the processes; None for a file with one process.
 
-    Device work whose process is uncertain loses each id that several processes share, so that no op owns the work. A
+    Device work whose process is uncertain loses each id that several processes share. No op then owns the work. A
     device number that several processes use is replaced by a different number for each of them.
     """
     columns = _columns_of(got)
@@ -102,7 +102,7 @@ def _process_of_rows(got: Collector, assigned: Assignment, table: str) -> Array:
 
 
 def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """If two processes use the same id, make the ids in these columns unique by adding an offset per process."""
+    """Make ids that two processes use unique in these columns, by adding an offset per process."""
     if not columns:
         return None
     of_rows = [_process_of_rows(got, assigned, table) for table, _ in columns]
@@ -127,7 +127,7 @@ def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str
 
 
 def _renumber(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """Make ids unique like `_separate`, by numbering the (process, id) pairs; for ids too large for an offset."""
+    """Make ids that are too large for an offset unique like `_separate`, by numbering the (process, id) pairs."""
     parts = [
         (_process_of_rows(got, assigned, table), got.tables[table].peek(column).astype(np.int64))
         for table, column in columns

@@ -14,11 +14,11 @@ LEAST_OFFSET = 1000
 
 
 def match_labels(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Return, for each device id, the host id with the same label; a device id that matches none or several is left
+    """Return, for each device id, the host id with the same label. A device id that matches none or several is left
     out.
 
-    A label is a prefix ("[TP00] 100" and "[TP00] 0"), a suffix ("100_rank1" and "0_rank1"), an offset (1000100 and
-    1000000), or the whole id if a tool gave all events of a process the same id.
+    A label is a prefix ("[TP00] 100" and "[TP00] 0"), a suffix ("100_rank1" and "0_rank1") or an offset (1000100 and
+    1000000). It is the whole id if a tool gave all events of a process the same id.
     """
     if set(others) == set(hosts):
         return {other: other for other in others}

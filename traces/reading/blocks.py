@@ -1,8 +1,8 @@
 # pyright: strict
 """Cut the array of events at event boundaries, in one reused buffer.
 
-This module handles JSON's brackets, but it does not parse events. A cut is only a guess, which the caller confirms: if
-the text before it decodes after "]" is appended, the cut was right.
+This module handles JSON's brackets, but it does not parse events. A cut is only a guess, which the caller confirms. The
+cut was right if the text before it decodes after "]" is appended.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _MOST_CALL_NAMES = 1 << 12
 """Maximum number of runtime call names whose kind is cached; a runtime has a few hundred."""
 _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
-"""Number of kernels, all with a correlation id, after which flow events (a tenth of a GPU trace) are skipped."""
+"""Number of kernels after which flow events (a tenth of a GPU trace) are skipped, if all have a correlation id."""
 UNDECIDED_ARROWS = 1 << 19
 """Maximum number of flow events held (8 MB) before it is known whether kernels need them."""
 
@@ -171,8 +171,9 @@ class Collector:
         )
         self.flows = Columns(**_ENDS)
         self.arrows = Columns(**_ENDS)
-        """Flow events that may turn out to be superfluous. Their tracks are kept separately, because these tracks may
-        have no other events.
+        """Flow events that may turn out to be superfluous.
+
+        Their tracks are kept separately, because these tracks may have no other events.
         """
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
@@ -451,7 +452,7 @@ def _indexes(names: Interned, events: list[Any]) -> list[int]:
 
 
 def _numbers(values: list[Any]) -> list[Any]:
-    """Return the values, with text that is not a number replaced by its last number: 1 for "cuda:1", 7 for
+    """Return the values, with text that is not a number replaced by the last number in it: 1 for "cuda:1", 7 for
     "stream 7".
     """
     if str not in set(map(type, values)):

@@ -18,7 +18,7 @@ Kind = Literal["index", "time", "span", "id"]
 
 FLUSH_ROWS = 1 << 12
 EXACT_LIMIT_US = float(2**43)
-"""Limit in µs (102 days) from which adjacent float64 values are more than a nanosecond apart; Unix time is larger."""
+"""Time in µs (102 days) from which adjacent float64 values are over a nanosecond apart. Unix times are larger."""
 _ROUNDS_ONCE_US = float(2**41)
 _MAX_US = 9_223_372_036_854_775
 INVALID = -(2**63)

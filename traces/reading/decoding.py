@@ -21,10 +21,7 @@ MAX_LEARNED_CATEGORIES = 64
 """Maximum number of unknown categories counted under their own names; all others are counted together as "other"."""
 PIECE_BYTES = 16 * 1024
 SMALL_PIECE_BYTES = 2 * 1024
-"""Size in bytes of the smaller pieces into which a piece is divided if the fast decoder refuses it.
-
-The first pieces are parts of a block that the fast decoder refused.
-"""
+"""Size in bytes of the smaller pieces that are tried if the fast decoder refuses a piece of a block."""
 MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
@@ -41,7 +38,7 @@ _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
 
 class EventDecoder:
-    """Decodes the blocks of one file; adapts to unknown categories and to files in which most events have none."""
+    """Decodes the blocks of a file; adapts to unknown categories and to files in which most events lack one."""
 
     def __init__(self, columns: frozenset[fields.Column] = frozenset()) -> None:
         self.bases = fields.bases(columns)
@@ -79,7 +76,7 @@ class EventDecoder:
         self._rebuild()
 
     def skip_arrows(self) -> None:
-        """From now on, only count the flow events that are superfluous if kernels have correlation ids."""
+        """From now on, only count the flow events that are not needed if kernels have correlation ids."""
         self._use(fields.ARROW_TAGS, fields.Skipped)
 
     def use_exact_decimals(self) -> None:
@@ -117,9 +114,9 @@ class EventDecoder:
             self._choose(events, bare)
 
     def _choose(self, events: int, bare: int) -> None:
-        """Decide whether the fast decoder is tried first, after a block that it could not decode alone.
+        """After a block that the fast decoder could not decode alone, decide whether to try it first from now on.
 
-        It is not if most events of several consecutive blocks have no category, as with torch_npu.
+        It is not tried first if most events of several consecutive blocks have no category, as with torch_npu.
         """
         if self._generic_first:
             self._generic_first = 5 * bare > events
@@ -249,8 +246,9 @@ class EventDecoder:
         return self.task(name=event.name, **_span(event), **more)
 
     def _bare_timed(self, event: fields.AnyEvent) -> Struct:
-        """Decode an event that has no category; only two kinds of such events are used. They are process names, and
-        events with a connection id. The latter are calls into CANN or whole collectives of a device.
+        """Decode an event that has no category; only two kinds of such events are used.
+
+        They are process names, and events with a connection id: calls into CANN, or whole collectives of a device.
         """
         if event.ph == "M" and bytes(event.name) == b'"process_name"':
             return self._uncategorised_timed[fields.Named](pid=event.pid, args=event.args)

@@ -38,7 +38,8 @@ KERNEL_TAGS: dict[str, int] = {
 MTIA_CATEGORY = "mtia_ccp_events"
 MTIA_COPIES = (b'"dma_',)
 MTIA_WAITS = (b'"event_', b'"synchronize', b'"wait', b'"semaphore')
-"""Prefixes, with the opening quote, of the names of MTIA device rows that do no work: they wait or are markers.
+"""Prefixes of the names of MTIA device rows that do no work, with the opening quote. The rows wait or are markers.
+
 `MTIA_COPIES` has the prefixes of copies.
 """
 DEVICE_TASK = 3
@@ -121,9 +122,7 @@ COLLECTIVE_KEYS: dict[str, str] = {
     "rank": "Rank",
     "asynchronous": "Is asynchronized op",
 }
-"""Field → key under which torch records it for a collective, in its parameter record and in the arguments of device
-work.
-"""
+"""Field → its key in torch's record of a collective's parameters and in the arguments of device work."""
 
 
 class OpArgs(Struct, gc=False, frozen=True):
@@ -425,8 +424,9 @@ WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
         "cpu_instant_event": Memory,
     },
 }
-"""Structs that replace those of `KIND_BASES` if an optional column is requested, by column. If several requested
-columns replace the same struct, the last one takes effect.
+"""Optional column → structs that replace those of `KIND_BASES` if the column is requested.
+
+If several requested columns replace the same struct, the last one takes effect.
 """
 
 

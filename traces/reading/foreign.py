@@ -1,8 +1,7 @@
 # pyright: strict
 """Recognise files of other programs by their first bytes, and give advice to the user; no file is read here.
 
-This is used when a file turns out not to be a trace, so that the error names the kind of the file and not the first
-wrong byte.
+This is used for a file that is not a trace. The error then names the kind of the file instead of the first wrong byte.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def foreign_bytes(head: bytes) -> Foreign | None:
 
 
 def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None:
-    """Return the kind of a file that is no JSON trace, judging by its name and first (decompressed) bytes, or None."""
+    """Return the kind of a file that is no JSON trace, or None. Its name and first (decompressed) bytes decide."""
     if inflated and head.startswith(_GZIP):
         return _TWICE
     if _is_tar(head):

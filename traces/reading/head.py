@@ -25,7 +25,7 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _SPACE = b" \t\r\n"
 _DAMAGED_EVENT = re.compile(rb'.{0,40}"(?:ph|cat|name|pid)"\s*:', re.DOTALL)
-"""Start of an array's first element that is a damaged event: one of its keys follows within 40 bytes."""
+"""Start of a damaged event as the first element of an array: one of an event's keys follows within 40 bytes."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 EXACT_DUPLICATES_BYTES = 4 << 20
 """Maximum bytes of text that are searched for duplicate keys."""
@@ -66,8 +66,9 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
 
 
 def no_trace(source: Source, otherwise: str) -> Malformed:
-    """Return the error for a file that is not a trace. It names the program that wrote the file, if that can be
-    recognised; otherwise it contains the text `otherwise`.
+    """Return the error for a file that is not a trace.
+
+    It names the program that wrote the file, if recognised; otherwise it contains the text `otherwise`.
     """
     found = foreign_content(source.opening, source.path, inflated=source.gzip)
     what, hint = found or python_text(source.opening) or (otherwise, HINT)
@@ -88,9 +89,7 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
 _MOST_REPAIRED = 1 << 20
 """Maximum bytes of text before the array of events at which this text is repaired."""
 _SECOND_ARRAY = 1 << 20
-"""Number of bytes after an empty traceEvents in which a second traceEvents is looked for, which then replaces the empty
-one.
-"""
+"""Number of bytes after an empty traceEvents array that are searched for a second one, which replaces the empty one."""
 
 
 def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
@@ -118,8 +117,9 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
 
 
 def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, bytes] | None:
-    """Return the keys before the array of events, given their text closed with "[]}". Return None if the text does not
-    decode, or if the array is not the value of its last key.
+    """Return the keys before the array of events, given their text closed with "[]}".
+
+    Return None if the text does not decode, or if its last key is not the one that holds the array.
     """
     decoders = (_keys_of, partial(_keys_repaired, tally=tally))
     for decoder in decoders if repaired else decoders[:1]:
@@ -136,7 +136,7 @@ def _second_array(body: bytes, after: int) -> bool:
 
 
 def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
-    """Return the head for a block that ended just after the "[", reading on to see whether the array is empty."""
+    """Return the head for a block that ended just after the "[". Read on to see whether the array is empty."""
     while not buffer.text(buffer.lo, buffer.hi).strip(_SPACE) and buffer.fill(
         buffer.source.limits.metadata_bytes, "metadata_bytes", "white space after traceEvents"
     ):
@@ -203,7 +203,7 @@ def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
 
 
 def _beginnings(body: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield candidates for a complete object at the start of a damaged one, each with the loss to count if it
+    """Yield texts that may be a complete object at the start of a damaged one, each with the loss to count if it
     decodes.
     """
     after = "data after the end of the trace"

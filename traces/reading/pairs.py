@@ -2,8 +2,8 @@
 """Join begin and end events (phases B and E, b and e) into complete events, and count what is lost.
 
 Kineto writes complete events; converters and other profilers write pairs. An end of phase E closes the latest open
-begin on its thread; if the end has a name, the latest one with this name. An end of phase e closes the latest open
-begin with its id. Pairs are joined while the file is read, as long as the halves (begin and end events) of a thread are
+begin on its thread. If the end has a name, the begin must have the same name. An end of phase e closes the latest open
+begin with its id. Pairs are joined while the file is read, as long as the begins and ends ("halves") of a thread are
 sorted by time or each end directly follows its begin. Otherwise the thread's halves are kept and sorted by time first.
 """
 
@@ -48,7 +48,7 @@ class _Half(msgspec.Struct):
 
 
 class _Open:
-    """Open begin events of one thread or id; each is added and removed once, so the time is linear for any order."""
+    """Open begin events of one thread or id. Each is added and removed once, so the time is linear in any order."""
 
     def __init__(self) -> None:
         self._all: list[_Half] = []
@@ -101,14 +101,14 @@ class _Thread(msgspec.Struct):
     made_until: int = INVALID
     """Latest end in ns of the pairs joined so far."""
     kept: list[_Half] | None = None
-    """Halves that are sorted by time after all have been read; None as long as pairs can be joined immediately."""
+    """Begins and ends, sorted by time after all are read; None as long as pairs can be joined immediately."""
 
 
 class Pairs:
-    """Joins the begin and end events of one file; holds open begin events, and events that are not in order of time."""
+    """Joins the begin and end events of a file. Holds open begins, and events of threads not sorted by time."""
 
     def __init__(self, *, keep: bool = False) -> None:
-        """Create an empty joiner; `keep` sorts the halves of all threads by time before any pair is joined."""
+        """Create an empty joiner; `keep` sorts begins and ends of all threads by time before any pair is joined."""
         self.losses: Counter[str] = Counter()
         self.must_keep = False
         """Whether pairs had already been joined when the file turned out not to be sorted. The file must then be read
@@ -143,7 +143,7 @@ class Pairs:
         return _complete(begin.event, event)
 
     def finish(self) -> list[fields.AnyEvent]:
-        """Return the complete events made from the kept halves; a begin or end without a partner counts as lost."""
+        """Return the complete events made from the kept begins and ends. Those without a partner count as lost."""
         made: list[fields.AnyEvent] = []
         for thread in self._threads.values():
             halves = thread.kept or []
@@ -194,7 +194,7 @@ class Pairs:
 
 
 def _watch_order(thread: _Thread, half: _Half) -> None:
-    """Record how a thread's halves are ordered; start keeping them if they are neither sorted nor adjacent pairs."""
+    """Record how a thread's halves are ordered. Start keeping them if they are neither sorted nor adjacent pairs."""
     rises = half.time >= thread.latest
     follows = thread.before is not None and half.name in (b"", thread.before) and half.time >= thread.before_time
     thread.in_order &= rises

@@ -28,11 +28,12 @@ from opreplay.traces.reading.scan import Part, Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
 MIN_PART_BYTES = 128 << 20
-"""Minimum size of a part in bytes. A file with fewer than two such parts is read by one process, because that process
-has read most of it before another one has started (0.16 s).
+"""Minimum size of a part in bytes. A smaller file than two parts is read by one process.
+
+That process has read most of it before another one has started (0.16 s).
 """
 HEAD_START_BYTES = 160 << 20
-"""Number of bytes by which the first part is larger: about as much as is read while a worker process starts."""
+"""Number of bytes by which the first part is larger. About as much is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
 """Size in bytes of the pipe from worker to parent; an unprivileged process may request this much. With it, a part of

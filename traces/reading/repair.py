@@ -33,7 +33,7 @@ _OWN_KEY = re.compile(r'"(cat|name|ph|pid|tid|ts)"\s*:')
 _INNER_KEY = re.compile(r'\\"\s*:')
 _KEY_END = re.compile(r'"\s*:')
 _CLOSING_QUOTE = re.compile(r'[^"]*"\s*[,:]')
-"""Start of a string whose first inner quote ends a value: quotes inside a name are opened before they are closed."""
+"""Start of a string in which the first inner quote ends a value. A name opens quotes before it closes them."""
 _OVERWRITTEN = re.compile(r"\x00{2}|[\x00-\x20]{64}")
 """Runs of characters that no string of an event contains; they come from file blocks never written or erased."""
 
@@ -45,7 +45,7 @@ MAX_BYTES = 1 << 20
 MAX_ENDS_OF_STRING = 256
 """Maximum number of quotes tried as the end of one string."""
 MAX_TRIES = 150
-"""Number of further quotes that are tried as string ends in one event before its repair is given up."""
+"""Number of alternative string ends that are tried in one event before its repair is given up."""
 MAX_DEPTH = 64
 """Maximum nesting depth of brackets."""
 
@@ -56,9 +56,9 @@ class Form(NamedTuple):
     keys: frozenset[str]
     """The object's own keys, without keys of nested objects."""
     stops: re.Pattern[str]
-    """Pattern of keys that no string of the object contains; if such a key follows, the preceding string has ended."""
+    """Pattern of keys that no string of the object contains. If such a key follows a string, the string has ended."""
     needs: str
-    """Key that every object of this form has after its name; if it is missing, the name may have absorbed it."""
+    """Key that every object of this form has after its name. If it is missing, the name may have absorbed it."""
     quoted: str = "name"
     """The only key whose value may contain quotes."""
 
@@ -69,8 +69,7 @@ EVENT = Form(EVENT_KEYS, _NEXT_KEY, "ts")
 def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Yield repaired texts of one object, the most likely first, each with the reasons for its changes.
 
-    The first text has only keys of `form`, and each of them once. If `form` is None, nothing is assumed about the
-    object.
+    The first text has only keys of `form`, each once. If `form` is None, nothing is assumed about the object.
     """
     if len(fragment) > MAX_BYTES:
         return
@@ -90,7 +89,7 @@ def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes,
 def is_hole(fragment: bytes) -> bool:
     """Check whether a broken event shows that bytes are missing or overwritten; several events may then be lost.
 
-    The signs are that it repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
+    The event then repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
     """
     text = fragment.decode("utf-8", "replace")
     keys = [match[1] for match in _OWN_KEY.finditer(text)]
@@ -176,7 +175,7 @@ class _Repair:
     """
 
     def __init__(self, places: _Places, form: Form | None, *, each_once: bool) -> None:
-        """Create a parser; `each_once` allows the outermost object only the keys of `form`, and each of them once."""
+        """Create a parser. `each_once` allows the outermost object only the keys of `form`, each at most once."""
         self._places, self._text, self._form, self._each_once = places, places.text, form, each_once
         self._out: list[str] = []
         self._tries = 0

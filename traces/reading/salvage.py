@@ -27,12 +27,12 @@ _KEYS = b"|".join(sorted(key.encode() for key in EVENT_KEYS))
 _TAIL = re.compile(rb'\s*(?:$|\}\s*(?:$|\x00)|,\s*(?:$|"(?!(?:' + _KEYS + rb')")[^"\n]{1,100}"\s*:))')
 """Text that may follow the end of the array: the end of the object or another of its keys, possibly truncated."""
 GOES_ON = re.compile(rb'[^"\n]{0,200}"\s*,\s*"(?:' + _KEYS + rb')"\s*:')
-"""Text after a bracket that shows that the bracket is part of an event's name, because the event continues after it."""
+"""Text after a bracket that belongs to an event's name: the event continues after it."""
 _EVENT_BEGIN = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:')
 _DECODER = json.JSONDecoder(strict=False)
 _LAST_END = re.compile(rb"\](?=\s*(?:\}|,))|(?<=\})\s*\](?=\s*$)")
 _CLOSED_AGAIN = re.compile(rb"\s*\}")
-"""Text after an object if that object contains the end of another event; the bytes before that end are missing."""
+"""Text after an object that contains the end of another event. The bytes before that end are missing."""
 _BETWEEN = b", \t\r\n"
 
 Decode = Callable[[bytes], "list[Any] | None"]
@@ -58,8 +58,8 @@ class Salvaged(msgspec.Struct):
 def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:
     """Recover as many events as possible from a part of the array that does not decode as a whole.
 
-    At an event that later text might complete, stop and return the event's position as `rest`, unless `final` says that
-    no text follows.
+    Stop at an event that later text might complete, and return its position as `rest`. If `final` is set, no text
+    follows.
     """
     out = Salvaged()
     starts = [0, *(m.end() - 1 for m in SEPARATOR.finditer(text))]

@@ -29,9 +29,9 @@ JUNK_EVENTS = 200_000
 NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
 KNOWN_CATEGORIES = {*KIND_BASES, NPU_TASK}
 PATIENCE_BYTES = 1 << 16
-"""Bytes of text after two blocks that are also searched for the rest of an undecodable event."""
+"""Bytes of text after two blocks that are also searched for the rest of an event that does not decode."""
 EARLIER_CUTS = 3
-"""Number of earlier separators tried if a cut proves wrong, before the block counts as broken."""
+"""Number of earlier separators that are tried if a cut proves wrong. Then the block counts as broken."""
 
 FEATURES: dict[str, bytes] = {
     "old categories": b'"Operator"',
@@ -196,8 +196,9 @@ class Scanner:
         return self._salvage(first_cut[0], first_cut[1])
 
     def _take_in_place(self, cut: int) -> bool:
-        """Add the events up to `cut` without copying the text; return False if this is not possible. It is possible if
-        nothing needs repair and the first megabyte of the file is past.
+        """Add the events up to `cut` without copying the text; return False if this is not possible.
+
+        It is possible if nothing needs repair and the first megabyte of the file has been read.
         """
         if self._sniffed < SNIFF_BYTES or self.pairs is not None:
             return False
@@ -340,7 +341,7 @@ class Scanner:
         return self._salvage_finally(buffer.lo + cut, buffer.lo + following)
 
     def _salvage_finally(self, cut: int, following: int) -> bool:
-        """Recover what is possible from a broken block like `_salvage`, when no more text can complete it."""
+        """Recover what is possible from a broken block that no more text can complete, otherwise like `_salvage`."""
         buffer = self.buffer
         text = buffer.text(buffer.lo, cut)
         got = salvage(text, self.decoder.block, self.tally, final=True)

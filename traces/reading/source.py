@@ -191,7 +191,7 @@ class Source:
 def _before_damage(path: str, start: int, skip: int) -> bytes:
     """Return the data of the gzip member at byte `start`, from byte `skip` up to the damage; empty for a pipe.
 
-    A failing decompression call returns nothing, so the compressed data are read again, in small steps near the damage.
+    A decompression call that fails returns nothing, so the file is read again, in small steps near the damage.
     """
     if not os.path.isfile(path):
         return b""

@@ -35,7 +35,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    """Number of launches of a kernel or class, or of calls of an op that own device time; for host times, of calls."""
+    """Number of launches (of a kernel or class), or of op calls that own device time. For host times, number
+    of calls.
+    """
     time_us: float
     share: float
     """Share of all device time; for host times, share of the time of all ops."""
@@ -114,8 +116,8 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 def classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return (classes of work, index into them for each call).
 
-    A call has the class of the outermost op around it that has a known class, or of itself. For example, products
-    inside an attention op count as attention.
+    A call has the class of the outermost op around it with a known class, otherwise its own class. For example,
+    products inside an attention op count as attention.
     """
     kinds = [class_of_op(signature.name) for signature in trace.signatures]
     for index in set(trace.ops.signature[_listed_rows(trace)].tolist()):
@@ -170,8 +172,9 @@ MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(wi
 
 
 def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return (index of the phase of each op, names of the phases, note why the phases are not more detailed). The
-    phases are those of an inference server's batches, otherwise forward, backward and optimizer.
+    """Return (index of the phase of each op, names of the phases, note why the phases are not more detailed).
+
+    The phases are those of an inference server's batches, otherwise forward, backward and optimizer.
     """
     index = BatchIndex(trace)
     if index.iterations:
@@ -244,7 +247,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
 
 
 def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
-    """Return, for each label, how many op calls own its device work; a launch without an owner counts as one call."""
+    """Return, for each label, how many op calls own its device work. A launch without an owner counts as one call."""
     owner = trace.kernels.owner
     owned = np.flatnonzero(owner >= 0)
     _, first = np.unique(owner[owned], return_index=True)
@@ -254,8 +257,9 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return, by index of the label, the median device time of a call in µs. The time of a call is the sum over its
-    launches. A launch without an op counts as a call of its own.
+    """Return, by index of the label, the median device time of a call in µs.
+
+    The time of a call is the sum over its launches. A launch without an op counts as a call of its own.
     """
     owner = trace.kernels.owner.astype(np.int64)
     time = trace.kernels.dur_ns.astype(np.float64) / 1e3

@@ -68,8 +68,8 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
 
 
 def _whole_collectives(trace: Trace) -> Times:
-    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives; device and stream are those of
-    their tasks.
+    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives, on the device and stream of their
+    tasks.
     """
     activity = trace.activity
     out: list[tuple[int, int, int, int]] = []

@@ -10,7 +10,7 @@ from opreplay.traces.model import Trace
 LEAST_TASKS = 20
 """Minimum number of durations from which a coarse unit is inferred; fewer may be multiples of it by chance."""
 COARSE_NS = 5_000
-"""Minimum coarse unit; many kernels are this short. Profilers record nanoseconds, older ones microseconds."""
+"""Minimum unit in ns that counts as coarse; many kernels are this short. Profilers record ns, older ones µs."""
 
 
 def coarse_unit_us(trace: Trace) -> float | None:

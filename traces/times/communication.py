@@ -27,9 +27,9 @@ _MARKED = re.compile(
 def communication_rows(trace: Trace) -> Bools:
     """Return a mask of the kernels that communicate with other devices.
 
-    The kernel's name decides if it can. If not, one of these facts makes it communication: it has a collective's
-    arguments; a communication op launched it; it was launched without an op inside a communication annotation
-    ("dispatch(F)"); or all kernels with known names on its stream communicate.
+    The kernel's name decides if it can. If not, one of these facts is enough. The kernel has a collective's arguments.
+    A communication op launched it. It was launched inside a communication annotation ("dispatch(F)") but in no op. All
+    kernels with known names on its stream communicate.
     """
     kernels, activity = trace.kernels, trace.activity
     if not len(kernels):
@@ -48,7 +48,9 @@ def communication_rows(trace: Trace) -> Bools:
 
 
 def _no_copies(trace: Trace) -> Bools:
-    """Return a mask of rows that are not memory copies or fills; an NPU's tasks all have one category."""
+    """Return a mask of rows that are not memory copies or fills. It includes all tasks of an NPU: they have one
+    category.
+    """
     return np.isin(
         trace.kernels.category,
         (KERNEL_CATEGORIES.index("memcpy"), KERNEL_CATEGORIES.index("memset")),

@@ -14,7 +14,7 @@ from opreplay.traces.model import HOLE, KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.impossible import FEWEST, Impossible, impossible_kernels
 
 LEAST_SHARE = 0.05
-"""Minimum share of device time or device events with impossible times that makes totals and verdicts unreliable."""
+"""Share of device time or device events with impossible times from which totals and verdicts are unreliable."""
 EARLY_SHARE = 0.01
 """Share of device events that start before their launch above which host and device clocks count as different.
 
@@ -22,14 +22,15 @@ Public traces of CUDA and HIP contain no such events.
 """
 
 ZERO_SHARE = 0.5
-"""Share of ops with duration 0 above which host times count as not recorded; rounding to 1 us makes far fewer zero."""
+"""Share of ops with duration 0 above which host times count as not recorded. Rounding to 1 us gives far fewer zeros."""
 KERNEL_US = 0.05, 1e7
 """Lowest and highest plausible median duration of kernels, in µs. An empty kernel takes about 1 us, and a driver ends a
 kernel that runs for seconds.
 """
 VIEW_US = 0.02, 300.0
-"""Lowest and highest plausible median duration, in µs, of ops that only make views. Any op takes a fraction of a
-microsecond, and these ops do no work beyond that.
+"""Lowest and highest plausible median duration, in µs, of ops that only make views.
+
+Any op takes a fraction of a microsecond, and these ops do no other work.
 """
 VIEWS = frozenset(f"aten::{name}" for name in ("view", "as_strided", "t", "transpose", "permute", "unsqueeze", "slice"))
 
@@ -38,7 +39,7 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     """Reasons not to rely on device times."""
 
     clock_offset_us: float = 0.0
-    """Amount in µs by which host and device clocks differ at least; 0 if nothing shows a difference.
+    """Minimum difference in µs between host and device clocks that the trace shows; 0 if it shows none.
 
     A difference does not affect durations, but it does affect launch latencies and the causes of idle time.
     """
@@ -63,13 +64,13 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     shared_ids: int = 0
     """Number of device events whose correlation id many others share, given if there are more than a few.
 
-    Which launch started them is then unknown, and so is what the idle time before them waits for.
+    For these events, it is unknown which launch started them and what the idle time before them waits for.
     """
     zero_ops: int = 0
-    """Number of host ops with duration 0 if most ops have this duration, because host times are then not recorded."""
+    """Number of host ops with duration 0, given if they are most ops; host times are then not recorded."""
     kernel_us: float = 0.0
-    """Median kernel duration if it is implausibly short or long, so that times are probably not in microseconds;
-    otherwise 0.
+    """Median kernel duration if it is implausibly short or long, otherwise 0. Times are then probably not in
+    microseconds.
     """
     view_us: float = 0.0
     """Median duration of the ops that only make views, if it is implausible; otherwise 0."""
@@ -99,7 +100,7 @@ def _holes(losses: Mapping[str, int]) -> int:
 
 
 def clock_offset_us(trace: Trace) -> float:
-    """Return the amount in µs by which host and device clocks differ at least; 0 if nothing shows a difference."""
+    """Return the minimum difference in µs between host and device clocks that the trace shows; 0 if it shows none."""
     links = trace.info.links
     early = links.before_launch > EARLY_SHARE * links.launched
     return max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3
@@ -115,8 +116,9 @@ def collided_share(trace: Trace) -> float:
 
 
 def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, longest_us: float) -> float:
-    """Return the median in µs of all durations above 0 if it is implausible, that is, outside the given range. Return 0
-    if it is plausible or if there are too few durations.
+    """Return the median in µs of all durations above 0 if it lies outside the plausible range, otherwise 0.
+
+    Also return 0 if there are too few durations.
     """
     known = durations_ns[durations_ns > 0]
     if len(known) < FEWEST:
@@ -140,9 +142,10 @@ def _view_us(trace: Trace) -> float:
 
 
 def _zero_ops(trace: Trace) -> int:
-    """Return the number of ops with duration 0 if most ops have it and the file records start times; otherwise 0.
+    """Return the number of ops with duration 0 if most ops have this duration; otherwise 0.
 
-    Also return 0 if ops were added from a graph capture, because added ops take no host time.
+    Also return 0 if the file records no start times, or if ops were added from a graph capture: these take no host
+    time.
     """
     joined = trace.info.graphs is not None and trace.info.graphs.matched_launches > 0
     zero = int((trace.ops.dur_ns == 0).sum())

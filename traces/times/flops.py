@@ -17,7 +17,7 @@ COMPLEX = 4
 
 
 def complex_factor(dtypes: Iterable[str | None]) -> int:
-    """Return `COMPLEX` if one of the dtypes of a call's tensors is complex ("complex64"), otherwise 1."""
+    """Return `COMPLEX` if a tensor of the call has a complex dtype ("complex64"), otherwise 1."""
     return COMPLEX if any(dtype is not None and "complex" in dtype for dtype in dtypes) else 1
 
 
@@ -43,10 +43,9 @@ def bilinear_flops(first: Shape, weight: Shape, second: Shape) -> int:
 def trilinear_flops(shapes: Sequence[Shape], expanded: Sequence[Sequence[int]], summed: Sequence[int]) -> int:
     """Return the operations of torch's `_trilinear`: two consecutive products of three factors.
 
-    After each product, the sum is taken over the dimensions that no later factor has. `expanded` lists, for each
-    factor, the dimensions that it lacks, in the numbering of all dimensions; `summed` lists the dimensions that are
-    summed over. A product without a sum takes one operation per element. Return 0 if the sizes do not match the
-    dimensions.
+    Each product is summed over the dimensions that no later factor has. `expanded` lists, for each factor, the
+    dimensions that it lacks, in the numbering of all dimensions. `summed` lists the dimensions that are summed over. A
+    product without a sum takes one operation per element. Return 0 if the sizes do not match the dimensions.
     """
     rank = len(shapes[0]) + len(expanded[0])
     sizes: list[list[int]] = []

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Find kernels whose recorded times are impossible. They overlap on one stream, are recorded twice, or are one kernel
-that is far longer than the rest of the recording.
+"""Find kernels whose recorded times are impossible.
+
+They overlap on one stream, are recorded twice, or take far longer than the rest of the recording.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ import numpy as np
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 
 NOTABLE_NS = 1000
-"""Maximum overlap that is ignored: clocks are inexact, and a launch may begin before the preceding kernel has ended."""
+"""Maximum overlap in ns that is ignored. Clocks are inexact, and a kernel may begin before the previous one ends."""
 TIMES_THE_REST = 1000
 """Minimum ratio of an impossible kernel's duration to the time from the first to the last start of anything else."""
 TIMES_THE_MEDIAN = 100_000
 FEWEST = 3
-"""Minimum number of kernels for one of them to be an outlier, and of overlaps to be a pattern."""
+"""Minimum number of kernels for an outlier among them, and of overlaps for a pattern."""
 OUTLIER_SHARE = 0.5
 """Minimum share of all device time that a kernel must take to be reported as an outlier."""
 OUTLIER_RATIO = 20
 """Minimum ratio of an outlier's duration to the median of all other kernels with the same name, op and shapes."""
 _RARE = 0.02
-"""Maximum share of a stream's overlaps that dependent launches may leave unexplained. Above it, they count as an
-explanation for none of the stream's overlaps.
+"""Maximum share of a stream's overlaps that dependent launches may leave unexplained.
+
+Above it, they do not explain any of the stream's overlaps.
 """
 _SAME_NAMES = 0.2
 """Maximum share of a stream's overlaps that may be between kernels of the same name. Above it, two merged recordings
@@ -134,8 +136,7 @@ def _dependent_launches(
     """Return a mask of the overlaps that programmatic dependent launches (Hopper and later) explain.
 
     A kernel launched this way begins while the previous one runs, waits for it, and ends after it. It overlaps no other
-    kernel. Unlike kernels of merged recordings, it rarely overlaps one with its own name. Rows are sorted by stream and
-    start.
+    kernel. The two kernels rarely have the same name, unlike in merged recordings. Rows are sorted by stream and start.
     """
     over_two = np.append(False, latest_end[:-1] > start[1:] + NOTABLE_NS)
     waits = over & (end > latest_end) & ~over_two

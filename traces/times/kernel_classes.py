@@ -2,7 +2,7 @@
 """Determine the class of work of a kernel or an op: GEMM, attention, elementwise, communication, ...
 
 The class follows from the op that owns a kernel, because a copy made by a matrix product is part of the product. Some
-ops do several kinds of work, such as a mixture-of-experts layer or a compiled region; then the kernel's name decides.
+ops, such as a mixture-of-experts layer or a compiled region, do several kinds of work. There the kernel's name decides.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _LOOPS = re.compile(r"triton_(poi|red|per|for|spl|unk)_fused")
 foreach, split scans, and "unk" for cooperative and mixed-order reductions.
 """
 _TEMPLATE = re.compile(r"triton_tem_fused_.*?(?:(?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
-"""Names that Inductor gives to kernels from its templates; the group that matches is named like the kernel's class."""
+"""Names that Inductor gives to kernels from its templates. The matching group has the name of the kernel's class."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that are mixture-of-experts layers: they route, multiply and sum."""
 _NODES = ("autograd::engine::", "torch::autograd::")
@@ -107,9 +107,9 @@ def class_named(text: str) -> str | None:
 def class_of(name: str) -> str:
     """Return the class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD"), judging only by its name.
 
-    A Triton kernel of Inductor is "GEMM", "attention" or "convolution" if it was made from a template
-    ("triton_tem_fused_addmm_relu_3"). Generated loops ("triton_red_fused__softmax_0") are "Triton", because they fuse
-    work of several classes. Unknown names are "other".
+    A Triton kernel that Inductor made from a template ("triton_tem_fused_addmm_relu_3") is "GEMM", "attention" or
+    "convolution". Generated loops ("triton_red_fused__softmax_0") are "Triton", because they fuse work of several
+    classes. Unknown names are "other".
     """
     if is_communication(name):
         return "communication"
@@ -151,8 +151,8 @@ def class_of_work(op: str, kernel: str) -> str:
     """Return the class of a kernel launched by an op; `op` is "" if it is unknown.
 
     A communication kernel is communication, whatever op launched it. Otherwise the class of the op decides, if it has
-    one. The exception is a communication op: of the kernels it launches, only those with unknown names get its class,
-    while copies and casts keep their own.
+    one. Communication ops are an exception: only their kernels with unknown names get their class, while copies and
+    casts keep their own.
     """
     of_kernel, of_op = class_of(kernel), class_of_op(op)
     if of_kernel == "communication" or of_op == "other":
@@ -164,12 +164,10 @@ _MULTIPLYING = frozenset({"GEMM", "attention", "convolution", "other"})
 
 
 def may_multiply(kind: str, name: str) -> bool:
-    """Check whether work of this class may be compute-bound rather than memory-bound: a product, or work of an unknown
-    kind.
-    """
+    """Check whether work of this class may be compute-bound: it is a product, or work of an unknown kind."""
     return kind in _MULTIPLYING or name.startswith("triton_tem_")
 
 
 def is_uninformative(kernel: str) -> bool:
-    """Check whether a kernel's name leaves open that it communicates: it shows no known class and no known library."""
+    """Check whether a kernel's name does not tell if it communicates: it shows no known class and no known library."""
     return class_of(kernel) in ("other", "reduction", "Triton") and not computes(kernel)

@@ -34,10 +34,10 @@ Call = tuple[str, tuple[str, str], float, float]
 
 
 def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
-    """Return the classes of the modules around each op ("Bert/BertLayer/Linear"); "" for none.
+    """Return the classes of the modules around each op as a path ("Bert/BertLayer/Linear"); "" for none.
 
-    All instances of a class count as one module. Return () if no module is recorded. Raises TraceError if the file can
-    no longer be read.
+    All instances of a class count as one module. Return () if no module is recorded. Raises TraceError if the file is
+    no longer readable.
     """
     by_track: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in islice(_calls(path, limits), MAX_MODULES):

@@ -18,7 +18,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     tflops: dict[str, float]
-    """Rate by dtype in 10¹² operations per second, reached by the matrix units where they support the dtype.
+    """Rate by dtype in 10¹² operations per second, on matrix units if they support the dtype.
 
     "tf32" is the rate of float32 products with reduced precision allowed, "float32" the rate without.
     """
@@ -78,17 +78,17 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0, 16)),
     ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0, 16)),
 )  # fmt: skip
-"""Peaks of devices, as pairs of (part of a recorded device name, peak); more specific parts come first.
+"""Peaks of devices, as pairs of (part of a recorded device name, peak). More specific parts come first.
 
-A part must end where a run of letters and digits in the name ends, so that an A10G or an RTX A1000 does not match A10
-or A100.
+A part must end where a run of letters and digits in the name ends. Thus an A10G or an RTX A1000 does not match A10 or
+A100.
 """
 
 _TF32 = re.compile(r"[tx]f32")
 _MATRIX_UNITS = re.compile(r"s1688|tensorop|_mx_")
 """Parts of kernel names that indicate TF32 although the names contain neither "tf32" nor "xf32".
 
-They are CUTLASS's instruction shape for TF32, CUTLASS's name for the matrix units, and Tensile's XFloat32.
+They are the TF32 instruction shape in CUTLASS, the matrix units in CUTLASS, and XFloat32 in Tensile.
 """
 _OTHER_UNITS = re.compile(r"f16|simt")
 
@@ -111,7 +111,7 @@ def is_exact_float32(kernel: str) -> bool:
 def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool) -> bool:
     """Check whether a minimum time of the work can be computed.
 
-    It cannot be if the work may multiply and either its number of operations or their rate is unknown.
+    If the work may multiply, its number of operations and their rate must be known.
     """
     return not multiplies or flops == 0 or (flops is not None and peak.rate_of(dtype) is not None)
 

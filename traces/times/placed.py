@@ -12,9 +12,7 @@ Array = npt.NDArray[Any]
 FAR_NS = 600 * 10**9
 """Maximum plausible distance between device work and the host's recording; queues hold seconds of work, not minutes."""
 FAR_WINDOWS = 10
-"""Another limit with the purpose of `FAR_NS`, as a multiple of the length of the host's recording. The larger of the
-two limits applies.
-"""
+"""Second limit like `FAR_NS`, as a multiple of the length of the host's recording. The larger limit applies."""
 WITHOUT_TIME = "device event without a time"
 FAR_OUTSIDE = "device event far outside the time of the recording"
 
@@ -24,7 +22,7 @@ def misplaced(start: Array, dur: Array, host_start: Array, host_end: Array) -> d
 
     One reason is a time of 0 although the host recorded nothing near 0; CUPTI writes 0 for a missing time. The other
     reason is a time minutes away from everything on the host. If most rows are that far away and close to each other,
-    only the clocks differ, and those rows are not masked.
+    only the clocks differ. These rows are not masked.
     """
     out: dict[str, Array] = {}
     if not len(start) or not len(host_start):

@@ -35,7 +35,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     busy_us: float | None
     """Time during which at least one device stream ran the step's tasks; None without device work."""
     gaps_us: float | None
-    """Time without work between the step's first and last task, which is only part of the step's idle time."""
+    """Time between the step's first and last task without work. The step's idle time can be longer."""
     over_median: float
     """`host_us` divided by the median over all steps."""
     outlier: bool
@@ -58,8 +58,8 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     delay_us: float | None
     """Median time from the launch to the start on the device; None if host and device clocks differ.
 
-    The launch is the end of the launching call, or the recorded moment of the launch. The time shows waiting on the
-    device or in queues. A kernel that starts before the call ends counts as 0.
+    It shows how long work waits on the device or in queues. The launch is the end of the launching call, or the
+    recorded moment of the launch. A kernel that starts before the call ends counts as 0.
     """
     delay_p90_us: float | None
 
@@ -81,7 +81,9 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
     launches: int
     """Number of launches whose launching calls are recorded."""
     unlinked: int
-    """Number of device tasks without a recorded launching call: work of graphs, or launched before the recording."""
+    """Number of device tasks without a recorded launching call: work of graphs, or work launched before the
+    recording.
+    """
     doubts: Doubts = Doubts()
     """Reasons to doubt the times."""
     rows: tuple[LaunchRow, ...]

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Shrink an op that exceeds its memory budget until it can run, and report the change; does not use torch.
+"""Shrink an op that exceeds its memory budget until it can run, and report the change. Does not use torch.
 
 Three ways are tried in this order. First, a pool that the call hardly uses (a KV cache, an embedding table) gets fewer
-rows (`pools`); the work stays the same. Second, a view gets a smaller base tensor; a view moves no data, so the work
-stays the same, too. Third, an op whose slices are computed independently runs on some of them (`slices`), and its time
-is scaled up. The plan keeps the recorded op, which is used for predictions.
+rows (`pools`). The work stays the same. Second, a view gets a smaller base tensor. A view moves no data, so the work
+stays the same, too. Third, an op with independent slices runs on some of them (`slices`), and its time is scaled up.
+The plan keeps the recorded op, which is used for predictions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ UNSIZED = frozenset(
 
 
 def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """Return (view of a smaller tensor that needs at most `limit_bytes`, a note). If that fails, return the unchanged
-    op without a note.
+    """Return (view of a smaller tensor that needs at most `limit_bytes`, a note).
 
     The first dimension that can be cut enough is cut, both in the base tensor and in the sizes that the call requests.
+    If none can, return the unchanged op without a note.
     """
     short = op.name.removeprefix("aten::")
     base = op.args[0].tensors[0] if op.args and op.args[0].type == "Tensor" and op.args[0].tensors else None
@@ -65,8 +65,8 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
 def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
     """Yield ways to cut dimension `dim` of a view's base tensor.
 
-    Each way is (dimension of the requested sizes, divisor). The requested size in that dimension shrinks with `dim`;
-    None stands for no such dimension. The kept size must be a multiple of the divisor.
+    Each way is (dimension of the requested sizes, divisor). The requested size in that dimension shrinks with `dim`. If
+    it is None, no requested size shrinks. The kept size must be a multiple of the divisor.
     """
     size, values = base.shape[dim], op.values
     if size < 2:
@@ -90,8 +90,9 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
 
 
 def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pieces: int) -> ReplayOp:
-    """Return the call with `pieces` times `unit` entries in dimension `dim`. The size that the call requests at `at`
-    shrinks with it.
+    """Return the call with `pieces` times `unit` entries in dimension `dim` of its base tensor.
+
+    The size that the call requests in dimension `at` shrinks with it.
     """
     length = pieces * unit
     small = resize_tensor(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Count the floating-point operations of products from metadata, to find products that are too slow on a CPU. This
-module does not import torch.
+"""Count the floating-point operations of products from metadata, to find products that are too slow on a CPU.
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ FLOPS_PER_THREAD = 1e10
 This is conservative: half of the speed of one core of a 2020 server while its other cores are busy.
 """
 PATIENCE_S = 20.0
-"""Calls with a longer estimated time, in seconds, run on some of their slices; a third of the time limit of an op."""
+"""Estimated time of a call, in seconds, above which it runs on only some of its slices. It is a third of an op's time
+limit.
+"""
 _PRODUCTS = {
     "mm": ("self", "mat2"),
     "bmm": ("self", "mat2"),
@@ -40,8 +43,9 @@ def bearable_flops(threads: int) -> float:
 
 
 def product_flops(op: ReplayOp) -> float:
-    """Return the FLOPs of a matrix product, attention or convolution; 0 for other ops. A multiply-add counts as two, a
-    complex one as eight.
+    """Return the FLOPs of a matrix product, attention or convolution; 0 for other ops.
+
+    A multiply-add counts as two, a complex multiply-add as eight.
     """
     tensors = single_tensors(op)
     return flops.complex_factor(meta.dtype for meta in tensors.values()) * _real_flops(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Cut KV caches and embedding tables, of which a call uses only some rows, down to the memory budget.
+"""Cut KV caches and embedding tables down to the memory budget. A call uses only some of their rows.
 
 This module decides which arguments are such pools. Indices into a pool with fewer rows stay in range, because
 initializers derive indices from the tensors' shapes.
@@ -37,7 +37,7 @@ PLACES = names(
 )
 """Argument names that select blocks or slots of a cache."""
 PLACED_OPS = ("cache", "attention", "attn", "varlen", "mla", "mha", "fmha", "pa_fwd", "set_kv_buffer", "fwd")
-"""Substrings of the names of ops on paged caches; in other ops, `key` and `indices` have other meanings."""
+"""Substrings of the names of ops on paged caches. In other ops, `key` and `indices` have other meanings."""
 TABLES: dict[str, tuple[str, str]] = {
     "aten::embedding": ("weight", "indices"),
     "aten::embedding_bag": ("weight", "indices"),
@@ -61,11 +61,11 @@ STACKED_KEYS_AND_VALUES = 2
 
 
 def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """Cut rows of an op's KV caches and tables until it needs at most `limit_bytes`; return (op, notes on cuts).
+    """Cut rows of an op's KV caches and tables until it needs at most `limit_bytes`. Return (op, notes on cuts).
 
-    If that is not possible, the op is returned unchanged. All pools of a call keep the same number of rows, at least as
-    many as the call uses at once. A cache keeps at least one row per sequence. If block tables refer to more rows than
-    a cache keeps, the initializer reports how often a block is reused.
+    If that is not possible, the op is returned unchanged. All pools of a call keep the same number of rows. It is at
+    least the number that the call uses at once. A cache keeps at least one row per sequence. If block tables refer to
+    more rows than a cache keeps, the initializer reports how often a block is reused.
     """
 
     def fits(smaller: ReplayOp) -> bool:
@@ -168,12 +168,14 @@ def _cut_argument(arg: ReplayArg, dim: int, rows: int) -> ReplayArg:
 
 
 def resize_tensor(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
-    """Return the metadata of a dense tensor with another shape; dimensions keep their order in memory."""
+    """Return the metadata of a dense tensor with another shape. Dimensions keep their order in memory."""
     return in_new_memory(meta, shape, None if meta.strides is None else dense_strides(shape, meta.strides))
 
 
 def in_new_memory(meta: TensorMeta, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorMeta:
-    """Return the tensor's metadata in separate memory just large enough, without recorded offset and storage."""
+    """Return the tensor's metadata in separate memory that is just large enough. Recorded offset and storage are
+    dropped.
+    """
     return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
 
 

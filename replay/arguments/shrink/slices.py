@@ -1,8 +1,9 @@
 # pyright: strict
-"""Run ops that compute slices independently on some of their slices, so that they fit a memory budget.
+"""Run ops that compute slices independently on some of their slices, to fit a memory budget.
 
-This module decides which dimension of which op may be cut. Nothing may be summed, sorted or shared along it, so that
-the time is proportional to the remaining size. Ops that are not listed here are never cut. Does not import torch.
+This module decides which dimension of which op may be cut. The time must be proportional to the remaining size, so
+nothing may be summed, sorted or shared along the dimension. Ops that are not listed here are never cut. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     dims: dict[str, int]
-    """Argument → dimension to cut, the same in all tensors of a list. Arguments that are not listed are not cut."""
+    """Dimension to cut in each argument, the same in all tensors of a list. Arguments that are not listed are
+    not cut.
+    """
     out: int | None
     """Dimension to cut in results that have the full size there; None to cut none."""
     what: str
@@ -41,7 +44,7 @@ Fits = Callable[[ReplayOp], bool]
 
 
 def cut_to_slices(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
-    """Return (op on as many slices as fit, share of the work that they are, a note); None if no cut fits.
+    """Return (op on as many slices as fit, their share of the work, a note); None if no cut fits.
 
     If several dimensions can be cut, the cut that keeps the largest share is used.
     """
@@ -108,8 +111,9 @@ def _pointwise(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
-    """Return the dimensions (>= 0) that an argument gives: the first of `names` that is set. Empty if none is set, or
-    if a dimension is invalid.
+    """Return the dimensions (>= 0) that the first argument of `names` that is set gives.
+
+    Empty if none is set, or if a dimension is invalid.
     """
     said = next((v for name in names if (v := _value(op, name)) is not None), None)
     dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
@@ -118,8 +122,9 @@ def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
 
 
 def _along(*names: str, squeezes: bool = False) -> Rule:
-    """Return a rule for ops that reduce, sort or normalise along the dimensions in an argument of `names`: cut another
-    dimension.
+    """Return a rule for ops that reduce, sort or normalise along the dimensions in an argument of `names`.
+
+    The rule cuts another dimension.
     """
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
@@ -141,7 +146,9 @@ def _along(*names: str, squeezes: bool = False) -> Rule:
 
 
 def _first(*names: str, rank: int = 2) -> Rule:
-    """Return a rule that cuts dimension 0, in which the arguments `names` have one entry per sample, batch or token."""
+    """Return a rule that cuts dimension 0 of the arguments `names`. They have one entry per sample, batch or token in
+    it.
+    """
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = {name: meta for name, meta in single_tensors(op).items() if name in names and len(meta.shape) >= rank}
@@ -153,7 +160,7 @@ def _first(*names: str, rank: int = 2) -> Rule:
 
 
 def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None = None) -> Rule:
-    """Return a rule for matrix products: keep fewer rows of the left operand or fewer columns of the right one."""
+    """Return a rule for matrix products: keep fewer rows of the left operand or fewer columns of the right operand."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = single_tensors(op)
@@ -174,10 +181,10 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
 def _with_others(
     cut: Cut, dim: int, added: Mapping[str, TensorMeta], others: Mapping[str, TensorMeta]
 ) -> Iterator[Cut]:
-    """Yield the cut of a matrix product, extended so that it also shrinks the operand that is added to the product.
+    """Yield the cut of a matrix product, extended to shrink the operand that is added to the product, too.
 
-    Yield nothing if other arguments, e.g. scales and out=, also have one entry per row or column: they would have to be
-    cut, too.
+    Other arguments, e.g. scales and out=, may also have one entry per row or column. They would have to be cut, too, so
+    nothing is yielded then.
     """
     alike = {name for name, meta in others.items() if meta.shape and meta.shape[dim] == cut.size}
     if alike <= added.keys():
@@ -185,8 +192,9 @@ def _with_others(
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
-    """Yield cuts of attention on [batch, heads, length, width]: fewer batches and, if all operands have the same number
-    of heads, fewer heads.
+    """Yield cuts of attention on [batch, heads, length, width].
+
+    The cuts have fewer batches and, if all operands have the same number of heads, fewer heads.
     """
     tensors = _named(op, "query", "key", "value")
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):
@@ -200,7 +208,7 @@ def _heads(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _joined(op: ReplayOp) -> Iterator[Cut]:
-    """Yield a cut of `cat` along the first dimension that is not concatenated and has one size in all tensors."""
+    """Yield a cut of `cat` along the first dimension that is not concatenated and has the same size in all tensors."""
     dim = _value(op, "dim")
     metas = list(tensors_of(op))
     rank = len(metas[0].shape) if metas else 0
@@ -220,7 +228,9 @@ def _factory(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _normalised(op: ReplayOp) -> Iterator[Cut]:
-    """Cut dimension 0 of layer_norm, unless it is normalised; saved statistics have one entry per sample, too."""
+    """Cut dimension 0 of layer_norm, unless it is normalised. Saved statistics have one entry per sample and are cut,
+    too.
+    """
     source, normalised = single_tensors(op).get("input"), _value(op, "normalized_shape")
     if source is not None and is_whole_numbers(normalised) and len(source.shape) > len(normalised):
         yield from _first("input", "grad_out", "mean", "rstd", "out")(op)

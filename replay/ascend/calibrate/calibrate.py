@@ -28,7 +28,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     table: str = ""
     """Name of the workload that was measured; several files of one workload share it."""
     weight: float = 1.0
-    """Weight in a fit. A workload's total weight grows with the square root of its number of kernels."""
+    """Weight of the group in a fit.
+
+    Weights are chosen so that the total weight of a workload grows with the square root of its number of kernels.
+    """
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +44,10 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
-    """Return one training sample per cache state of a unique kernel; their weights add up to the group's weight."""
+    """Return one training sample for each cache state in which a unique kernel was measured.
+
+    The samples' weights add up to the group's weight.
+    """
     states: dict[tuple[str, int | None, bool], list[Launch]] = defaultdict(list)
     for launch in group.launches:
         share = resident_of(launch.touches, device)
@@ -68,8 +74,9 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
 def fitted_to(
     groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
 ) -> dict[str, DeviceProfile]:
-    """Fit the devices' constants to the groups, and store the errors that remain. The stored errors correct predictions
-    for similar kernels. See `fit` for `prior_width`.
+    """Fit the devices' constants to the groups, and store the remaining prediction errors in the devices.
+
+    The stored errors correct predictions for similar kernels. See `fit` for `prior_width`.
     """
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
     fitted = with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
@@ -109,9 +116,10 @@ def with_measured_types(
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
-    """Return the devices with the groups' prediction errors added as neighbours. Neighbours are kernels whose errors
-    correct predictions for similar kernels. An error is added to all devices of its SoC's generation. Existing
-    neighbours are kept.
+    """Return the devices with the groups' prediction errors added as neighbours.
+
+    Neighbours are kernels whose errors correct predictions for similar kernels. An error is added to all devices of its
+    SoC's generation. Existing neighbours are kept.
     """
     errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:

@@ -21,7 +21,9 @@ from opreplay.replay.results.records import L2State, Simulated
 from opreplay.traces.errors import Malformed
 
 ASSUMED_L2: L2State = "loop"
-"""L2 cache state assumed if neither the table nor the user gives one: benchmarks usually run a call in a loop."""
+"""L2 cache state assumed if neither the table nor the user gives one. It is "loop" because benchmarks usually run a
+call in a loop.
+"""
 
 
 def validate_calls(
@@ -32,8 +34,8 @@ def validate_calls(
 ) -> Validation:
     """Compare predictions with measured calls, each on the device that its row names.
 
-    If `soc` is a device file, rows of its base device are predicted on that file's device. `l2` is the cache state for
-    rows that do not give one. Raises Malformed if no call in the tables can be predicted.
+    If `soc` is a device file, rows that name its base device are predicted with the file's device. `l2` is the cache
+    state for rows that do not give one. Raises Malformed if no call in the tables can be predicted.
     """
     from opreplay.replay.ops.work.expected import expected_contents
 
@@ -65,8 +67,9 @@ def validate_calls(
 
 
 def _devices_of_rows(soc: str | None) -> Callable[[str], DeviceProfile]:
-    """Return a function that loads the device for the SoC named in a table row. If `soc` is a device file, rows that
-    name the file's base device are predicted with the file's device.
+    """Return a function that loads the device for the SoC named in a table row.
+
+    If `soc` is a device file, rows that name the file's base device are predicted with the file's device.
     """
     if soc is None or canonical_name(soc) is not None:
         return load_device
@@ -80,8 +83,9 @@ def _compared(
 ) -> Compared | None:
     """Return the predicted and measured times of a call; None if one of its ops cannot be predicted.
 
-    If the shipped correction was learned from this call (its key is in `known`), all measurements of the call's source
-    are left out of the prediction. `shipped_us` is then the time predicted with them, which `op` reports.
+    If the shipped correction was learned from this call (its key is in `known`), the prediction leaves out all
+    measurements of the call's source. `shipped_us` then holds the time predicted with these measurements, which `op`
+    reports.
     """
     state = call.l2 or l2 or ASSUMED_L2
     parts = _predicted(call, device, state, contents)

@@ -20,8 +20,9 @@ from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
 
 BAND = 1.25
-"""Factor of the 80 % band of transfers over a known transport: predicted times are divided and multiplied by it. It was
-determined from public profiles. Each was predicted by a fit that excluded its run.
+"""Factor of the 80 % band of transfers over a known transport. Predicted times are divided and multiplied by it.
+
+It was determined from public profiles. Each profile was predicted by a fit that excluded it.
 """
 
 

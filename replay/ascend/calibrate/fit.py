@@ -59,7 +59,10 @@ RATE_WIDTHS: dict[str, float] = {
     "wave_us": 0.8,
     "split_depth": 0.2,
 }
-"""Field of Rates → width of its prior in log units, for the value shared by all generations."""
+"""Prior widths of the constants in Rates, by field name, in log units.
+
+They apply to the values that all generations share.
+"""
 
 GENERATION_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.1,
@@ -69,7 +72,7 @@ GENERATION_WIDTHS: dict[str, float] = {
     "hbm_cube_efficiency": 0.08,
     "resident_share": 0.1,
 }
-"""Field of Rates → width of the prior for a generation's deviation from the value that all generations share.
+"""Prior widths of a generation's deviations from the values that all generations share, by field name of Rates.
 
 SoCs within a generation do not deviate from each other. Otherwise a larger SoC that was measured on another day could
 be predicted slower than a smaller one.
@@ -96,8 +99,8 @@ SCALE_WIDTH = 0.06
 MAX_TRIES = 12
 """Maximum number of step lengths tried per iteration.
 
-Each is shorter than the one before; the first that lowers the objective is used. With half as many, fits stopped at
-kinks of the objective, where the best tile changes. Median errors of held-out kernels then moved by 1 %.
+Each is shorter than the one before. The first one that lowers the objective is used. With half as many tries, fits
+stopped at kinks of the objective, where the best tile changes. Median errors of held-out kernels then moved by 1 %.
 """
 
 LIMIT = math.log(5.0)
@@ -210,8 +213,10 @@ def _jacobian(
     families: Sequence[frozenset[str]],
     logs: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return d log(time) / d log(constant), by finite differences, for each sample (rows) and constant (columns). Only
-    samples that use the constant are predicted again. `logs` are the samples' log times with unchanged constants.
+    """Return the derivatives d log(time) / d log(constant), computed by finite differences.
+
+    Rows are samples, columns are constants. Only samples that use the constant are predicted again. `logs` are the
+    samples' log times with unchanged constants.
     """
     import numpy as np
 
@@ -243,10 +248,10 @@ def fit(
 ) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
     """Fit constants to samples.
 
-    Returns the fitted devices, the parameters, and for each parameter the logarithm of the factor by which it moved.
-    `prior_width` multiplies the widths of all priors; use a value below 1 for devices that are already calibrated. The
-    fit takes damped Gauss-Newton steps with robust weights (iteratively reweighted). It accepts a step only if the
-    objective falls.
+    Returns the fitted devices, the parameters, and for each parameter the logarithm of the factor by which its constant
+    moved. `prior_width` multiplies the widths of all priors; use a value below 1 for devices that are already
+    calibrated. The fit takes damped Gauss-Newton steps with robust weights (iteratively reweighted). It accepts a step
+    only if the objective falls.
     """
     import numpy as np
 

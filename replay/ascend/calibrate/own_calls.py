@@ -39,7 +39,7 @@ class OwnError(msgspec.Struct, frozen=True, kw_only=True):
     held_out: float
     """Error of the prediction by all other measured calls."""
     contradicted: bool
-    """Whether this call disagrees with the other calls, so that it gets little weight in predictions."""
+    """Whether this call disagrees with the other calls. Such a call gets little weight in predictions."""
 
 
 class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +140,9 @@ def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
 def _measurement(
     calls: Sequence[MeasuredCall], device: DeviceProfile, predict: Predictor, contents: ContentsOf
 ) -> OwnMeasurement | None:
-    """Merge the rows of one call in one cache state into one row of the device file. None if the call cannot be
-    predicted.
+    """Merge the measurements of one call in one cache state into one row of the device file.
+
+    Returns None if the call cannot be predicted.
     """
     op = calls[0].ops[0]
     l2 = calls[0].l2 or ASSUMED_L2
@@ -166,11 +167,11 @@ def _measurement(
 
 
 def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
-    """Return the predicted time of a call whose kernels run within a network but start with the cache state of an
-    isolated call.
+    """Return the predicted time of an isolated call if its kernels behaved as in a network.
 
-    Isolated calls are normally predicted with other constants and with other users' measurements of isolated calls.
-    Comparing a measured call with this time instead shows how the same call behaves in a network.
+    Only the cache state at the start is that of an isolated call. Isolated calls are normally predicted with other
+    constants and with other users' measurements of isolated calls. Comparing a measured call with this time instead
+    shows how the same call behaves in a network.
     """
     kernels = lower(op, contents).kernels
     state = "warm" if l2 == "warm" else "cold"

@@ -42,7 +42,7 @@ class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
     after: DeviceProfile
     compared_before: tuple[Compared, ...]
     compared_held_out: tuple[Compared, ...]
-    """Predictions of each kernel by a fit that excluded it; empty if there are too few kernels."""
+    """Prediction of each kernel by a fit that excluded this kernel; empty if there are too few kernels."""
     compared_after: tuple[Compared, ...]
     """Predictions by the fit to all kernels."""
     caution: float
@@ -57,8 +57,9 @@ def _error(compared: Sequence[Compared]) -> float:
 def _best_caution(
     groups: Sequence[Group], device: DeviceProfile, error: float, folds: int, tell: Callable[[str], None]
 ) -> tuple[float, list[HeldOut]]:
-    """Return the `prior_width` with which held-out kernels are predicted best, and these predictions. Returns 0 and an
-    empty list if no width gives an error below `error`.
+    """Return the `prior_width` with which held-out kernels are predicted best, and these predictions.
+
+    Returns 0 and an empty list if no width gives an error below `error`.
     """
     best: tuple[float, list[HeldOut]] = (0.0, [])
     for caution in CAUTION:
@@ -105,16 +106,20 @@ def recalibrate(
 
 
 SLOW = 2.5
-"""Minimum ratio of measured to predicted time, after all constants were fitted, for a kernel to count as a
-slow path.
+"""Minimum ratio of measured to predicted time for a kernel to count as a slow path. The predicted time is the one after
+all constants were fitted.
 """
 ALIKE = 4.0
-"""The slow path applies to kernels with up to this many times more or fewer elements than the slow kernel; assumed."""
+"""Range of sizes to which a slow path applies: kernels with up to this many times more or fewer elements than the
+measured slow kernel. The value is assumed.
+"""
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with slow paths added for kernels that are measured much slower than predicted. There is one
-    path for each kernel type, dtype and size whose measured time is at least `SLOW` times the prediction.
+    """Return the device with slow paths added for kernels that are measured much slower than predicted.
+
+    One slow path is added for each kernel type, dtype and size whose measured time is at least `SLOW` times the
+    prediction.
     """
     slow_paths: list[SlowPath] = []
     for group in groups:
@@ -154,8 +159,9 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """Return the device with each kernel family's sample count and cache states taken from the measurements. The
-    measured kernel types are marked as measured.
+    """Return the device with each kernel family's sample count and cache states taken from the measurements.
+
+    The measured kernel types are marked as measured on this device.
     """
     states: dict[str, list[State]] = {}
     for group in groups:

@@ -119,7 +119,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     show how well other kernels are predicted.
     """
     by_others: int = 0
-    """Number of the measured calls from which the shipped correction was learned. Each is predicted without the
+    """Number of compared calls from which the shipped correction was learned. Each is predicted without the
     measurements of its own source.
     """
     dropped: dict[str, int]
@@ -168,9 +168,9 @@ def validate(
 ) -> Validation:
     """Compare predictions with measurements.
 
-    `l2` replaces the L2 state at the start of each kernel of a network, which is otherwise derived from the launch
-    order. `only_held_out` keeps only the rows with 1 in the column HeldOut. Raises UsageError if `only_held_out` is
-    given and no table has that column, and Malformed if no row is left to compare.
+    The L2 state at the start of each kernel of a network is derived from the launch order. `l2` replaces it.
+    `only_held_out` keeps only the rows with 1 in the column HeldOut. Raises UsageError if `only_held_out` is given and
+    no table has that column, and Malformed if no row is left to compare.
     """
     measured = [_in_state(run, l2) for run in measured]
     if only_held_out and not any(run.table.has_held_out for run in measured):
@@ -209,8 +209,9 @@ def validate(
 
 
 def _in_state(run: Measured, l2: L2State | None) -> Measured:
-    """Return a kernel table whose launches all start with the L2 in state `l2`, as if each kernel ran alone. If `l2` is
-    None or "sequence", the table is returned unchanged.
+    """Return a kernel table whose launches all start with the L2 in state `l2`, as if each kernel ran alone.
+
+    If `l2` is None or "sequence", the table is returned unchanged.
     """
     if l2 is None or l2 == "sequence":
         return run

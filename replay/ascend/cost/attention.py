@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of fused attention: the longer of products on the cube cores and softmax on the vector cores."""
+"""Time of fused attention: products on the cube cores, overlapping with softmax on the vector cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MASKS = frozenset({"bool", "uint8", "int8"})
 """Dtypes that identify an input as an attention mask."""
 
 KEYS_OF_A_CORE = 4096
-"""Maximum keys per block of queries that one core processes in inference kernels.
+"""Maximum number of keys that one core processes for a block of queries in inference kernels.
 
 Longer contexts are split over more cores (flash decoding). The value is the longest measured context. The splitting is
 assumed: MindIE processes two sequences of 65,536 in the time that moving their bytes takes.
@@ -82,8 +82,10 @@ def scores_of(call: KernelCall) -> Scores | None:
 
 
 def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
-    """Check whether a call has a causal mask. Both the compressed mask and a full square mask over equal lengths count
-    as causal: networks rarely use a square mask for anything else.
+    """Check whether a call has a causal mask.
+
+    The compressed mask counts as causal. So does a full square mask over equal lengths, because networks rarely use one
+    for anything else.
     """
     for spec in call.inputs[3:]:
         if spec is None or len(spec.shape) < 2 or spec.dtype not in MASKS:
@@ -95,8 +97,9 @@ def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
 
 
 def _statistics(call: KernelCall) -> TensorSpec | None:
-    """Return the spec of the softmax maxima and sums of training kernels: (B, heads, S, 8), or (T, heads, 8) for packed
-    sequences.
+    """Return the spec of the softmax maxima and sums that training kernels have; None if there is none.
+
+    Its shape is (B, heads, S, 8), or (T, heads, 8) for packed sequences.
     """
     specs = call.inputs[3:] + call.outputs
     return next((s for s in specs if s is not None and len(s.shape) in (3, 4) and s.shape[-1] == 8), None)
@@ -126,8 +129,10 @@ def _of_statistics(
 def _of_packed(
     call: KernelCall, query: TensorSpec, key: TensorSpec, *, has_statistics: bool
 ) -> tuple[float, float, int]:
-    """Return (pairs, rows, head size) for packed sequences (layout TND). How the tokens are split into sequences
-    depends on values that are unknown. The longest sequence is therefore assumed to have USUAL_LENGTH tokens.
+    """Return (pairs, rows, head size) for packed sequences (layout TND).
+
+    How the tokens are split into sequences depends on values that are unknown. The longest sequence is therefore
+    assumed to have USUAL_LENGTH tokens.
     """
     tokens, heads, dim = query.shape
     longest = min(tokens, USUAL_LENGTH)
@@ -152,7 +157,9 @@ def _of_batch(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[flo
 
 
 def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
-    """Return the number of keys per sequence; the layout (SBH, BSH, BNSD, BSND) follows from the place of `queries`."""
+    """Return the number of keys per sequence. The position of `queries` in the shape shows the layout (SBH, BSH, BNSD,
+    BSND).
+    """
     if len(key.shape) == 3 and len(query.shape) == 3:
         if query.shape[:2] == (queries, batch) and (queries != batch or key.shape[1] == batch):
             return key.shape[0]
@@ -167,9 +174,9 @@ def attention_terms(
 ) -> dict[str, float]:
     """Return the cost terms of fused attention in microseconds.
 
-    `family.cycles` is the number of cycles per score element on a vector core, `family.row_cycles` the number per query
-    row. `family.half_ratio` is half the number of matrix products with as many elements as the score matrix; there are
-    2 in the forward pass.
+    `family.cycles` is the number of cycles per score element on a vector core. `family.row_cycles` is the number per
+    query row. `family.half_ratio` is half the number of matrix products that read or write a matrix of the score
+    matrix's size. The forward pass has 2 such products.
     """
     scores = scores_of(call)
     rates, freq = device.rates, device.freq_hz

@@ -2,8 +2,8 @@
 """Assigns each prediction to a cell: (evidence for its op, kind of work).
 
 The cell decides the band and the confidence. The evidence says where the op itself was measured, not where other ops of
-its family were. `docs/ascend-model.md` lists for each band how many measurements were inside it; all were predicted
-before anything was fitted to them.
+its family were. `docs/ascend-model.md` lists for each band how many measurements were inside it. All of these were
+predicted before anything was fitted to them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BANDS: dict[Evidence, dict[WorkKind, float]] = {
     "its family": {"product": 1.76, "streaming": 2.27, "irregular": 13.6},
     "its form": {"product": 1.76, "streaming": 2.27, "irregular": 13.6},
 }
-"""Factor of the 80 % band: predicted times are divided and multiplied by it.
+"""Factors of the 80 % bands, by evidence and kind of work. Predicted times are divided and multiplied by the factor.
 
-It is the 80 % quantile of |log(predicted / measured)|, over rows that the model had not seen. The factors for ops never
-measured come from 381 rows of 14 ops, those for ops measured on this SoC from 352 rows. Both sets were predicted at
-commit a5eb243a, before anything was fitted to them; products measured on this SoC were predicted with their source left
-out. The factors for ops measured on another SoC come from 1,408 rows, predicted with their source left out.
+A factor is the 80 % quantile of |log(predicted / measured)|, over rows that the model had not seen. The factors for ops
+never measured come from 381 rows of 14 ops, those for ops measured on this SoC from 352 rows. Both sets were predicted
+at commit a5eb243a, before anything was fitted to them; products measured on this SoC were predicted with their source
+left out. The factors for ops measured on another SoC come from 1,408 rows, predicted with their source left out.
 """
 
 HELD: dict[Evidence, dict[WorkKind, tuple[int, float]]] = {
@@ -62,8 +62,10 @@ PRODUCT_FORMS = frozenset({"matmul", "conv", "attention"})
 IRREGULAR_FORMS = frozenset({"gather", "sort", "aicpu"})
 IRREGULAR_FAMILIES = frozenset({"Gcd", "GridSampler", "MoeGating", "Nms", "RoiAlign"})
 IRREGULAR_KERNELS = frozenset({"Digamma", "Erfinv", "FFT", "Igamma", "Lgamma", "Multinomial"})
-"""Unmeasured kernel types whose work does not follow from their bytes. They are Fourier transforms (one of prime length
-computes longer ones), draws without replacement, and series of special functions.
+"""Unmeasured kernel types whose work does not follow from their bytes.
+
+They are: Fourier transforms, because one of prime length computes longer ones; draws without replacement; and series of
+special functions.
 """
 
 
@@ -91,6 +93,6 @@ def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
 
 
 def weakest(evidence: Iterable[Evidence]) -> Evidence:
-    """Return the weakest evidence; "this SoC" if `evidence` is empty, because a cost of zero is certain."""
+    """Return the weakest evidence. If `evidence` is empty, it is "this SoC", because a cost of zero is certain."""
     known: list[Evidence] = ["this SoC", *evidence]
     return max(known, key=RANK.__getitem__)

@@ -3,8 +3,10 @@
 
 A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers. On A3, two dies share a package
 (SIO), and packages are connected by switches (UB). A link has the latency and bandwidth of its transport
-(`devices.transports`) if that was measured. The fastest of HCCL's algorithms is used: direct (every die to every other
-at once), ring, or halving and doubling, each within a server and then between servers, or one ring around all dies.
+(`devices.transports`) if that was measured.
+
+The fastest of HCCL's algorithms is used. Within a server and then between servers, these are direct (every die to every
+other at once), ring, or halving and doubling. Another one is a single ring around all dies.
 """
 
 from __future__ import annotations
@@ -161,7 +163,10 @@ def _reduced(size: float, levels: list[Level]) -> Choice:
 
 
 def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Choice:
-    """Return the cost of a reduce-scatter followed by an all-gather; their links may have different rates."""
+    """Return the cost of an all-reduce as a reduce-scatter followed by an all-gather.
+
+    The two have separate levels, because their links may have different rates.
+    """
     first, second = _reduced(size, levels), _reduced(size, gathering)
     return Choice(first.us + second.us, f"reduce-scatter and all-gather: {first.algorithm}")
 
@@ -222,8 +227,9 @@ It excludes the time for bytes and for the steps in `MOE_STEP_US`. It was derive
 7168 and 8 experts over 8 dies of A3: 132 us (dispatch) and 126 us (combine), from sgl-kernel-npu's readme.
 """
 MOE_STEP_US = 10.0
-"""Microseconds that the MoE kernels take longer for each doubling of the ranks. Combine takes 126 us on 8 ranks and 135
-us on 16; dispatch takes 132 us on 8 and 153 us on 32.
+"""Time in microseconds that each doubling of the number of ranks adds to the MoE kernels.
+
+Measured: combine takes 126 us on 8 ranks and 135 us on 16. Dispatch takes 132 us on 8 and 153 us on 32.
 """
 MOE_RATE_8 = 125e9
 """Bytes per second that a die combines for large batches over 8 dies of A3 (sgl-kernel-npu's readme)."""
@@ -232,9 +238,10 @@ MOE_FALL = 0.153
 
 
 def _experts(size: float, levels: list[Level], way: str) -> Choice:
-    """Return the cost of sending tokens to the ranks of their experts ("dispatch") or back ("combine"). The cost is the
-    longer of two times. One consists of start, steps and bytes, and is longer for few tokens. The other moves the bytes
-    at the bulk rate, and is longer for many tokens.
+    """Return the cost of sending tokens to the ranks of their experts ("dispatch") or back ("combine").
+
+    The cost is the longer of two times. The first is the sum of start, steps and bytes; it is longer for few tokens.
+    The second is the time to move the bytes at the bulk rate; it is longer for many tokens.
     """
     world = prod(level.dies for level in levels)
     if world < 2:
@@ -262,8 +269,9 @@ KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
     "receive": _sent,
     "batchsendrecv": _sent,
 }
-"""Prefix of a collective's name → function that returns its time on the links. The first matching prefix is used. If
-none matches, all data are assumed to be sent once.
+"""Functions that return a collective's time on the links, by the prefix of its name.
+
+The first matching prefix is used. If none matches, all data are assumed to be sent once.
 """
 
 
@@ -286,7 +294,7 @@ def choose_algorithm(call: KernelCall, device: DeviceProfile) -> Choice:
 
 
 def _choose_for_existing_dies(call: KernelCall, device: DeviceProfile) -> Choice:
-    """Return the algorithm and time of a collective.
+    """Return the algorithm of a collective on a device's network, and its time without the launch.
 
     If its group is larger than the described cluster, only the existing dies take part. `attrs["world_size"]` is the
     number of participating dies, and `attrs["ranks"]` lists them. For an all-to-all, `attrs["uneven"]` is its largest
@@ -314,8 +322,9 @@ def _world_size(call: KernelCall) -> int:
 
 
 def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
-    """Check whether a collective is outside what public profiles cover. It is if it uses more servers, larger messages
-    or unmeasured links, or has more ranks than there are dies.
+    """Check whether a collective is outside what public profiles cover.
+
+    It is if it uses more servers, larger messages or unmeasured links, or if it has more ranks than there are dies.
     """
     levels = levels_of(_world_size(call), device)
     servers = next((level.dies for level in levels if not level.direct), 1)

@@ -1,9 +1,9 @@
 # pyright: strict
 """Corrects predicted times by factors learned from measured calls.
 
-Uses a Gaussian process over log(measured / predicted). Calls are the more similar, the more they share of op, kernel
-family, kernel, device generation and cache state, and the closer they are in time and sizes. The calls are in
-`devices/measured_calls.csv`, written by `python -m benchmarks.device_model fit`.
+Uses a Gaussian process over log(measured / predicted). Two calls are more similar if they share more of op, kernel
+family, kernel, device generation and cache state. They are also more similar if their times and sizes are closer. The
+measured calls are in `devices/measured_calls.csv`, written by `python -m benchmarks.device_model fit`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ COMPONENTS: tuple[tuple[tuple[str, ...], Reach, float], ...] = (
     (("op", "state"), "always", 0.003),
     (("op", "kernel", "state"), "broad", 0.004),
 )
-"""Components of the covariance of two calls, as (traits, reach, variance). A component counts if the two calls share
-all its traits. With the reach "always" it adds the full variance; otherwise the variance decreases with the calls'
-distance, as given in `REACHES`.
+"""Components of the covariance of two calls, as (traits, reach, variance).
+
+A component counts if the two calls share all its traits. With the reach "always", it adds its full variance. With
+another reach, the variance decreases with the distance between the calls, as given in `REACHES`.
 """
 PRODUCTS = 0.03
 """Factor on the variances in `COMPONENTS` for matrix products.
@@ -56,28 +57,38 @@ REACHES: dict[Reach, tuple[float, float, float, float]] = {
     "near": (0.25, 0.8, 2.15, 0.31),
     "broad": (1.8, 2.4, 4.5, 0.9),
 }
-"""Distances between two calls at which their similarity falls to exp(-1/2). In this order: octaves of time, octaves of
-elements, octaves of the last dimension, difference in the share of launch time.
+"""Distances between two calls at which their similarity falls to exp(-1/2), by reach.
+
+The four distances are octaves of time, octaves of elements, octaves of the last dimension, and the difference in the
+share of launch time.
 """
 NOISE = 0.01
 """Noise variance of a single call."""
 FULL_WEIGHT_CALLS = 4
-"""Number of measured calls of an op on a device generation below which each counts less; a single one counts half."""
-DOUBTED = 3.0
-"""Threshold above which a call gets less weight.
+"""Number of measured calls of an op on a device generation from which each has its full weight.
 
-It is compared with the call's squared deviation from the prediction by all other calls, divided by that prediction's
-variance. Calls exceeded it for two reasons: their contents decided the time (boxes, divisors), or the source was wrong
-(a time 70 times shorter than others, for which the source later published one 16 times as long).
+If there are fewer calls, each counts less. A single call counts half.
+"""
+DOUBTED = 3.0
+"""Threshold of disagreement above which a call gets less weight.
+
+The disagreement is the call's squared deviation from the prediction by all other calls, divided by that prediction's
+variance. Calls exceeded the threshold for two reasons. Either their contents decided the time (boxes, divisors), or the
+source was wrong (a time 70 times shorter than others, for which the source later published one 16 times as long).
 """
 LOOKS = 2
-"""Number of rounds in which each call is compared with the others: more noise for one call may make another agree."""
+"""Number of rounds in which each call is compared with the others.
+
+One round is not enough: after noise is added to one call, another call may agree with the rest.
+"""
 # All of these were chosen to predict calls, ops, sources and projects that were left out (docs/ascend-model.md).
 MOST_LOG = 10.0
-"""Limit on the logarithm of a learned factor: slow paths of factor 20,000 were measured (8-byte gcd)."""
+"""Limit on the logarithm of a learned factor. It is this large because slow paths of factor 20,000 were measured
+(8-byte gcd).
+"""
 MOST_REMEMBERED = 1 << 14
-"""Size of the cache of corrections, for calls that are predicted again on other SoCs of a generation or in other cache
-states.
+"""Size of the cache of corrections. A call's correction is needed again if the call is predicted on another SoC of the
+generation or in another cache state.
 """
 
 
@@ -94,7 +105,9 @@ class Traits(msgspec.Struct, frozen=True):
     """Family of the kernel that takes longest; `form` and `kernel` describe that kernel, too."""
     form: str
     kernel: str
-    """Type of the kernel, and whether it works along a dimension other than the last, or on groups of channels."""
+    """Type of the kernel. It also says whether the kernel works along a dimension other than the last, or on groups of
+    channels.
+    """
     generation: str
     state: str
     """State of the caches: "cold", "warm", or "loop" for the state in a benchmark's loop."""
@@ -117,10 +130,13 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool = False
     """Whether the op was measured."""
     calls: int
-    """Number of measured calls of the op on this device generation; if none, on any; if none, of the kernel family."""
+    """Number of measured calls of the op on this device generation.
+
+    If there are none, it is the number on any generation; if that is also 0, the number for the kernel family.
+    """
     beyond: bool = False
-    """Whether the call takes more than twice as long as the longest of the calls counted in `calls`, or has more than
-    twice as many elements.
+    """Whether the call exceeds the calls counted in `calls`: it takes more than twice as long as the longest of them,
+    or has more than twice as many elements.
     """
 
 
@@ -137,8 +153,8 @@ class Learned:
     def __init__(self, calls: Sequence[Traits], pulls: Sequence[float], socs: Sequence[str] = ()) -> None:
         """Prepare measured calls.
 
-        `socs` are the devices on which they were measured. `pulls` are the calls' weights in predictions, which are
-        multiplied by similarity; see `pulls_of`.
+        `socs` are the devices on which they were measured. `pulls` are the calls' weights in predictions (see
+        `pulls_of`). A prediction multiplies them by the similarity of the calls.
         """
         import numpy as np
 
@@ -160,9 +176,9 @@ class Learned:
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
         """Return the weight of each measured call in predictions of other calls.
 
-        `logs` are log(measured / predicted). A call that disagrees with the others gets less weight: its noise is
-        raised until its squared deviation is at most `DOUBTED` times its variance. A call of an op with fewer than
-        `FULL_WEIGHT_CALLS` measurements also gets less weight.
+        `logs` are log(measured / predicted). A call that disagrees with the others gets less weight. For this, its
+        noise is raised until its squared deviation is at most `DOUBTED` times its variance. A call of an op with fewer
+        than `FULL_WEIGHT_CALLS` measurements also gets less weight.
         """
         import numpy as np
 
@@ -173,7 +189,7 @@ class Learned:
         """Return the correction of each call, learned only from calls with another value in `parts`, e.g. from another
         source.
 
-        Nothing is refitted: the weights without a part follow from the full weights and the inverse of the covariances.
+        Nothing is refitted. The weights without a part follow from the full weights and the inverse of the covariances.
         """
         import numpy as np
 
@@ -195,7 +211,7 @@ class Learned:
         return [out[row] for row in range(len(targets))]
 
     def _doubted(self, logs: Sequence[float]) -> tuple[Array, Array]:
-        """Return the clipped `logs`, and the covariances of the calls including each call's noise."""
+        """Return two values: the clipped `logs`, and the covariances of the calls, which include each call's noise."""
         import numpy as np
 
         targets = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
@@ -211,8 +227,9 @@ class Learned:
         return targets, alike + np.diag(noise)
 
     def _doubt_of_few(self) -> Array:
-        """Return the noise variance to add to each call of an op with fewer than `FULL_WEIGHT_CALLS` calls. For a
-        single call it is the prior variance; for more calls it is less.
+        """Return the noise variance to add to each call of an op with fewer than `FULL_WEIGHT_CALLS` calls.
+
+        For an op with a single call, it is the prior variance. For an op with more calls, it is less.
         """
         import numpy as np
 
@@ -228,8 +245,9 @@ class Learned:
 
     @staticmethod
     def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
-        """Return the covariances between the calls of `a` (rows) and `b` (columns). `across_states` leaves out the
-        components that apply to calls with the same cache state.
+        """Return the covariances between the calls of `a` (rows) and `b` (columns).
+
+        `across_states` leaves out the components that apply only to calls with the same cache state.
         """
         import numpy as np
 
@@ -249,8 +267,8 @@ class Learned:
     def _ask(self, call: Traits) -> Correction:
         """Return the correction of a call, learned from the measured calls.
 
-        For an op that was never measured, the covariance components for equal cache states are left out, because they
-        made the predictions of such ops worse.
+        If the op was never measured, the covariance components for equal cache states are left out. They made the
+        predictions of such ops worse.
         """
         import numpy as np
 
@@ -263,9 +281,10 @@ class Learned:
         return self._correction(float(alike @ self._pulls), same, asked_for[1][0], np.arange(len(self._pulls)))
 
     def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
-        """Return the correction exp(`log`) of a call at position `at`, with its evidence. `among` are the indices of
-        the calls learned from. `same` marks, for each of these calls and each of `KEYS`, whether the call shares that
-        key with the corrected one.
+        """Return the correction exp(`log`) of a call at position `at`, with its evidence.
+
+        `among` are the indices of the calls learned from. `same` has a row for each of these calls and a column for
+        each of `KEYS`. It says whether the call shares that key with the corrected call.
         """
         import numpy as np
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of matrix products and convolutions on the cube cores: pipes overlap, tiles run in waves."""
+"""Time of matrix products and convolutions on the cube cores. The pipes of a core overlap, and tiles run in waves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 
 JOB_COLUMNS = 256
-"""Number of weight columns that a core keeps while it processes an expert's rows: the width of the usual base tile."""
+"""Number of weight columns that a core keeps while it processes an expert's rows. It is the width of the usual base
+tile.
+"""
 SPLIT_SHARPNESS = 4.0
-"""How abruptly overlap is lost around the depth `split_depth`: 6 % is lost at half that depth, 94 % at twice."""
+"""Exponent that determines how abruptly the overlap of the pipes is lost around the depth `split_depth`. At half that
+depth, 6 % is lost, at twice that depth 94 %.
+"""
 ACCUMULATORS = 32768
-"""Number of float32 accumulators in the 128 KiB of L0C; limits rows times columns of the base tile."""
+"""Number of float32 accumulators in the 128 KiB of L0C. A base tile cannot have more elements (rows times columns)."""
 
 
 LEAST_ROWS = 80
@@ -26,24 +30,31 @@ LEAST_ROWS = 80
 wide as L0C allows, and could take another number of waves than one of 65 rows.
 """
 DEALT_OUT = (32, 48, 80, 144, 272)
-"""Row counts at which products get more tilings to choose from: one fractal, or one fractal more than a whole tile."""
+"""Row counts at which products get more tilings to choose from.
+
+They are one fractal (16 rows) more than a tile of 16, 32, 64, 128 or 256 rows.
+"""
 FEW_WAVES = 4
-"""Minimum number of waves of 128 x 256 tiles for which one more fractal of rows makes no difference."""
+"""Number of waves of 128 x 256 tiles from which one more fractal of rows makes no difference."""
 FLOATS = frozenset({"float32", "float64"})
-"""Dtypes whose operands are rearranged on loading; float64, unknown to the cube, is never faster than float32."""
+"""Dtypes whose operands are rearranged on loading. The cube does not know float64, which is therefore never predicted
+faster than float32.
+"""
 WRITTEN = 0.87
-"""Minimum share of the HBM peak bandwidth at which results are written. Measured: a product with K = 32 writes 1 GB in
-1.53 ms on a 910B4 with 0.8 TB/s (KernelBench).
+"""Minimum share of the HBM peak bandwidth at which results are written.
+
+Measured: a product with K = 32 writes 1 GB in 1.53 ms on a 910B4 with 0.8 TB/s (KernelBench).
 """
 MAX_HBM_SHARE = 0.95
 """Maximum share of the HBM peak bandwidth that a product reaches."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
-"""Minimum size of float32 tiles: smaller tiles are not made even if cores are idle, and K is not split.
+"""Minimum size of float32 tiles. Smaller tiles are not made even if cores are idle, and K is not split.
 
 FLOAT32_TILE is the minimum number of elements divided by sqrt(K); fewer than 32 rows count as 32. FLOAT32_ROWS is the
-minimum number of rows of tiles of 16 columns. For 32 x 4096 x 1000, a 910B2 started tiles of 32 x 48 on 21 cores. On a
-910B4, 256 x 131072 x 256 reaches 12 TFLOP/s, the rate of eight tiles of 128 x 64; 256 x 131072 x 1 reads at 108 GB/s,
-the rate of four tiles of 64 rows. The square root interpolates between these.
+minimum number of rows of tiles of 16 columns. Both are derived from measurements. For 32 x 4096 x 1000, a 910B2 started
+tiles of 32 x 48 on 21 cores. On a 910B4, 256 x 131072 x 256 reaches 12 TFLOP/s, the rate of eight tiles of 128 x 64.
+There, 256 x 131072 x 1 reads at 108 GB/s, the rate of four tiles of 64 rows. The square root interpolates between
+these.
 """
 SPLIT_LEAST = 4096
 """Minimum depth of each piece when K is split over cores; assumed.
@@ -54,8 +65,9 @@ distinguishes 2048 from larger values.
 
 
 def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
-    """Return the tile (rows, cols, 1) and the smaller tiles made from it by halving until no core is idle. The larger
-    tiles are candidates too: they use fewer cores but load fewer bytes in total.
+    """Return the tile (rows, cols, 1) and the smaller tiles made from it by halving until no core is idle.
+
+    The larger tiles stay candidates, because they load fewer bytes in total, although they use fewer cores.
     """
     n, batch = gemm.n, gemm.batch
     across, tall = -(-n // cols), batch * -(-m // rows)
@@ -75,7 +87,7 @@ def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_fir
 
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
-    """Return the candidate plans, each a number of rows m followed by a tiling of m rows as returned by `_tilings`.
+    """Return the candidate plans. Each is a number of rows m, followed by a tiling of m rows as returned by `_tilings`.
 
     If there are few waves, plans for more rows than the product has are candidates, too. A product therefore never
     costs more than one with more rows.
@@ -130,14 +142,14 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     out_bytes_per_element: int
     a_along_k: bool
-    """Whether rows of A are contiguous along K (A is not transposed), so that K, not M, is the contiguous length."""
+    """Whether rows of A are contiguous along K, i.e. A is not transposed. If False, the contiguous length is M."""
     b_along_k: bool
     a_fractal: bool
     b_fractal: bool
     shared_b: bool = False
     """Whether the whole batch shares one B."""
     weight_bits: int = 0
-    """Bits per element of B in memory if B is unpacked to the dtype of A while loading; 0 if it is not unpacked."""
+    """Bits per element of B in memory if B is unpacked to the dtype of A on loading. 0 means that B is not unpacked."""
 
 
 TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
@@ -187,7 +199,9 @@ def _fitting(
     a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
 ) -> tuple[int, int, int, bool, bool] | None:
     """Return (m, n, k, whether A is transposed, whether B is transposed) for two matrices; None if they cannot be
-    multiplied. If several transpositions fit, one that gives the output size `wanted` is preferred.
+    multiplied.
+
+    If several transpositions fit, one that gives the output size `wanted` is preferred.
     """
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:
@@ -222,7 +236,7 @@ def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
 
 
 def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> float:
-    """Return `size` scaled up if rows have fewer than 512 bytes, which makes loading into L1 slower."""
+    """Return `size`, scaled up if rows have fewer than 512 bytes. Such rows make loading into L1 slower."""
     if fractal or run_bytes >= 512:
         return size
     return size * (512 / max(32, run_bytes)) ** exponent
@@ -252,11 +266,12 @@ def gemm_terms(
     Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with p = `overlap_p`. Tiles run in ceil(tiles / cores)
     waves. The reported cube, L2 and HBM terms are shares of the overlapped time, so that all terms add up to the time.
 
-    If K is very long, CANN splits it: the pipes of a core then wait for each other, and moving data from L1 to L0 takes
+    If K is very long, CANN splits it. The pipes of a core then wait for each other, and moving data from L1 to L0 takes
     about as long as computing. If few tiles would leave most cores idle, K is split across these cores, and the partial
-    sums are read and added once more. `family.memory_factor` multiplies the time to load operands: float32 rows are
-    rearranged at half the speed. `skew` multiplies the work and loads of the busiest core. A product without elements
-    costs its launch.
+    sums are read and added once more.
+
+    `family.memory_factor` multiplies the time to load operands, because float32 rows are rearranged at half the speed.
+    `skew` multiplies the work and loads of the busiest core. A product without elements costs its launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
         return _shares(0.0, 0.0, 0.0, 0.0, 0.0, family, device)
@@ -329,9 +344,10 @@ def _shares(
     device: DeviceProfile,
     term: str = "hbm",
 ) -> dict[str, float]:
-    """Split a product's time (`total`, in seconds) into terms in microseconds. The `overlapped` seconds are divided in
-    proportion to `computed`, `loaded` and `drawn`, the times of cube, L2 and HBM raised to the power `rates.overlap_p`;
-    `term` is the name of the limit of what is `drawn`.
+    """Split a product's time (`total`, in seconds) into terms in microseconds.
+
+    The `overlapped` seconds are divided in proportion to `computed`, `loaded` and `drawn`. These are the times of cube,
+    L2 and HBM raised to the power `rates.overlap_p`. The share of `drawn` is returned under the name `term`.
     """
     norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
@@ -351,8 +367,9 @@ def matmul_terms(
     resident: float | None = None,
     gemm: Gemm | None = None,
 ) -> dict[str, float]:
-    """Return the cost terms of a (batched, quantised, grouped) matrix product. Pass `gemm_of(call)` as `gemm` if it is
-    already computed.
+    """Return the cost terms of a (batched, quantised, grouped) matrix product.
+
+    Pass `gemm_of(call)` as `gemm` if it is already computed.
     """
     gemm = gemm or gemm_of(call)
     if gemm is None:
@@ -363,9 +380,10 @@ def matmul_terms(
 def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
     """Return the slowdown of a grouped product in which one expert gets more rows than the mean; 1 for other products.
 
-    A core keeps a column of weight tiles and processes all rows of the expert. An expert therefore has as many jobs as
-    its weights have columns of tiles, and a job takes longer the more rows the expert has. Jobs on m cores end after
-    work/m + (1 - 1/m) * (longest job) (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+    A core keeps a column of weight tiles and processes all rows of the expert with it. This is one job. An expert
+    therefore has as many jobs as its weights have columns of tiles. A job takes longer the more rows the expert has.
+    Jobs on m cores end after work/m + (1 - 1/m) * (longest job) (R. L. Graham, Bounds on multiprocessing timing
+    anomalies, 1969).
     """
     busiest, rows = call.attrs.get("busiest"), call.attrs.get("rows")
     if not isinstance(busiest, int) or not isinstance(rows, int) or rows <= 0:
@@ -392,11 +410,13 @@ def conv_terms(
     """Return the cost terms of a convolution (forward, backward to input, or backward to weights).
 
     It is costed as a matrix product and the unfolding for it. Feature maps are NC1HWC0 tensors, (N, C1, H, W, C0); the
-    weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0). A forward convolution with at least as many images as cores
-    gives each core whole images; the busiest core gets ceil(N / cores). All other work is split into tasks of 128
-    output pixels: on a 910B2, 32 images run on 16 cores forward and on 22 to 24 cores backward. If there are fewer
-    tasks than cores, groups of 256 output channels are distributed, too: 2 x 256 pixels of 2048 to 2048 channels take
-    23 us on a 950PR, but would take 97 us on four cores.
+    weight is a FRACTAL_Z tensor, (C1*Kh*Kw, N1, 16, C0).
+
+    A forward convolution with at least as many images as cores gives each core whole images; the busiest core gets
+    ceil(N / cores). All other work is split into tasks of 128 output pixels. On a 910B2, for example, 32 images run on
+    16 cores forward and on 22 to 24 cores backward. If there are fewer tasks than cores, groups of 256 output channels
+    are distributed, too. With these, 2 x 256 pixels of 2048 to 2048 channels take 23 us on a 950PR; on four cores, they
+    would take 97 us.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

@@ -13,26 +13,37 @@ from collections.abc import Sequence
 LINE_BYTES = 128
 """Bytes of an L2 cache line."""
 LINE_CYCLES = 3.1
-"""Cycles that a core waits per line from L2. With all 64 cores of a 950PR, this is 22 to 28 ps per line, or 4.7 TB/s
-(measured by gathers of 0.5 to 8 million elements, hicann/cann-bench).
+"""Cycles that a core waits per line from L2.
+
+With all 64 cores of a 950PR, this is 22 to 28 ps per line, or 4.7 TB/s (measured by gathers of 0.5 to 8 million
+elements, hicann/cann-bench).
 """
 CORE_CACHE_BYTES = 128 << 10
-"""Bytes of fetched lines that a core's cache holds: gathers from slices of 270 KB fetch half of the lines again."""
+"""Bytes of fetched lines that a core's cache holds. Measured: gathers from slices of 270 KB fetch half of the lines
+again.
+"""
 RANDOM_L2_SHARE = 0.25
-"""Share of L2 that holds a randomly accessed table while other data stream through. Measured by gathers on a 950PR with
-128 MiB of L2: lines of a table of 33 MB come from L2, lines of tables of 134 and 268 MB mostly from memory.
+"""Share of L2 that holds a randomly accessed table while other data stream through.
+
+Measured by gathers on a 950PR with 128 MiB of L2: lines of a table of 33 MB come from L2, lines of tables of 134 and
+268 MB mostly from memory.
 """
 BY_THREADS = 6.0
-"""Cost of looking up an element with threads, relative to vector instructions that access a core's own memory. Threads
-take 8 ps on a 950PR. Vectors take 5 ps on a 910B2, where the transposition is counted separately (gather,
+"""Cost of looking up an element with threads, relative to vector instructions that access a core's own memory.
+
+Threads take 8 ps on a 950PR. Vectors take 5 ps on a 910B2, where the transposition is counted separately (gather,
 hicann/cann-bench).
 """
 SAMPLED_BY_THREADS = 0.3
-"""Cost of interpolating an element from four or eight elements of an image with threads, relative to doing it with
-vectors. Threads take 5 ps on a 950PR, without the time for cache lines. Vectors take 94 ps on a 910B2.
+"""Cost of interpolating an element with threads, relative to doing it with vectors. The element is interpolated from
+four or eight elements of an image.
+
+Threads take 5 ps on a 950PR, without the time for cache lines. Vectors take 94 ps on a 910B2.
 """
 POSITIONS_TOGETHER = 64
-"""Minimum grid positions for each core: 1024 positions of 128 channels take four times as long as their cache lines."""
+"""Minimum number of grid positions that each core gets. Measured: 1024 positions of 128 channels take four times as
+long as fetching their cache lines.
+"""
 SECTOR_BYTES = 32
 """Minimum bytes of a memory access."""
 NEIGHBOURS = 2

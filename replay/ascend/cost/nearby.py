@@ -19,21 +19,23 @@ from opreplay.replay.ir.kernel import HALF, KernelCall, State
 
 PRODUCT_REACH = (2.0, 0.3, 0.3)
 OTHER_REACH = (2.0, 0.75, 1.0)
-"""Difference in sizes, in octaves, at which the similarity of two kernels falls to exp(-1/2).
+"""Differences in sizes, in octaves, at which the similarity of two kernels falls to exp(-1/2).
 
 PRODUCT_REACH is for rows, columns and depth of a product, OTHER_REACH for rows and row length of other kernels. Rows
-have a long reach because a measurement of weights with one number of rows helps to predict other numbers of rows. It
-hardly helps to predict other weights.
+have a long reach, because measuring weights with one number of rows helps to predict the same weights with other
+numbers of rows. It hardly helps to predict other weights.
 """
 
 SPREAD = 0.2
-"""Standard deviation of log errors that remain after fitting: 1.5 to 2 times the noise of a single kernel."""
+"""Standard deviation of the log errors that remain after fitting. It is 1.5 to 2 times the noise of a single kernel."""
 
 NOISE = 0.1
-"""Standard deviation of the log error that a kernel does not share with its neighbours; repeats vary by 0.06."""
+"""Standard deviation of the part of a kernel's log error that its neighbours do not share. Repetitions of a kernel vary
+by 0.06.
+"""
 
 MAX_LOG_ERROR = 0.35
-"""Limit on a neighbour's log error, beyond which it is an outlier, and on the log of the correction."""
+"""Limit on a neighbour's log error and on the log of the correction. A neighbour with a larger error is an outlier."""
 
 MAX_NEIGHBOURS = 64
 """Maximum number of neighbours kept per family; a prediction searches all neighbours of its kind."""
@@ -58,7 +60,9 @@ depends on data that kernel tables do not contain.
 
 
 Spot = tuple[float, float, float]
-"""log2 of sizes divided by the reach: (rows, columns, depth) of a product, (rows, row length, 1) of other kernels."""
+"""Position of a kernel: log2 of each size, divided by the reach. The sizes are (rows, columns, depth) of a product, or
+(rows, row length, 1) of another kernel.
+"""
 
 
 class Place(NamedTuple):
@@ -160,7 +164,9 @@ def neighbour_factor(
     state: State = "network",
     tally: Tally | None = None,
 ) -> float:
-    """Return the factor by which the family's measured neighbours correct a call's predicted time; 1 without any."""
+    """Return the factor by which the family's measured neighbours correct a call's predicted time; 1 if there
+    are none.
+    """
     form = family.form
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -185,15 +191,18 @@ def neighbour_factor(
 
 
 def largest(call: KernelCall) -> tuple[float, str]:
-    """Return the number of elements and the dtype of a call's largest operand; half-precision dtypes are returned as
-    one dtype.
+    """Return the number of elements and the dtype of a call's largest operand.
+
+    All half-precision dtypes are returned as one dtype.
     """
     tally = tally_of(call)
     return float(tally.elements), _dtype(tally.dtype)
 
 
 def is_outside(family: FamilyCost, tally: Tally) -> bool:
-    """Check whether a call's sizes or dtype are far outside its family's measurements, or its family has none."""
+    """Check whether a call's sizes or dtype are far outside its family's measurements. True also if the family has
+    none.
+    """
     n, largest_measured = tally.elements, family.most_elements
     if (
         largest_measured <= 0.0
@@ -219,9 +228,9 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
 def learn_neighbours(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
     """Return a family's neighbours by kind.
 
-    `measured` holds (place, log(measured / predicted)) in descending order of importance. Uses a Gaussian process with
-    mean 0. A kernel far from all neighbours therefore gets no correction; next to a single neighbour, four fifths of
-    its error is corrected.
+    `measured` holds (place, log(measured / predicted)) in descending order of importance. The corrections are those of
+    a Gaussian process with mean 0. A kernel far from all neighbours therefore gets no correction. Next to a single
+    neighbour, four fifths of the neighbour's error is corrected.
     """
     import numpy as np
 

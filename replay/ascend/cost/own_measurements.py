@@ -1,10 +1,10 @@
 # pyright: strict
 """Adjusts predictions to a user's own measurements, and chooses the calls to measure next.
 
-Prediction errors are correlated: log(measured / predicted) of two calls has a common part if they ran on one device, if
-their kernels are of one family and of similar duration, or if they call the same op. Gaussian process regression on the
-measured calls gives every other prediction a correction factor and a narrower band. The same covariances show which
-measurements would narrow the band of a step's total time most.
+Prediction errors of calls are correlated: log(measured / predicted) of two calls has a common part in three cases. They
+ran on one device, their kernels are of one family and of similar duration, or they call the same op. Gaussian process
+regression on the measured calls gives every other prediction a correction factor and a narrower band. The same
+covariances show which measurements would narrow the band of a step's total time most.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
-"""Shares of the variance of a call's prediction error, by the calls with which that part of the error is shared.
+"""Shares of the variance of a call's prediction error. Each share belongs to the part of the error that the call has in
+common with certain other calls.
 
-In this order, a part is shared with: all calls on the device; calls of the same kernel family and similar duration;
-calls of the same op; calls of the same op and similar duration; only the same call. The values lie between two
-maximum-likelihood fits. The fit to kernels of left-out SoCs gives 0.2, 0.45, 0, 0.13 and 0.22; the fit to calls of ops
-that were never seen gives the op 0.2 to 0.4. Choices and errors differ little between the fits
-(benchmarks/exams/measure_kit.py).
+In this order, these are: all calls on the device; calls of the same kernel family and similar duration; calls of the
+same op; calls of the same op and similar duration; only the same call. The values lie between two maximum-likelihood
+fits. The fit to kernels of left-out SoCs gives 0.2, 0.45, 0, 0.13 and 0.22. The fit to calls of ops that were never
+seen gives the op 0.2 to 0.4. Choices and errors differ little between the fits (benchmarks/exams/measure_kit.py).
 """
 REACH_OCTAVES = 3.0
-"""Octaves between two predicted times at which the correlation by similar duration falls to exp(-1/2)."""
+"""Distance between two predicted times, in octaves, at which the correlation by similar duration falls to exp(-1/2)."""
 OTHER_STATE = 0.8
 """Correlation of a call's errors in two cache states; assumed."""
 REPEAT_ERROR = 0.03
-"""Standard deviation of the log of a measured time that remains even if repetitions agree."""
+"""Standard deviation of the logarithm of a measured time that is assumed even if repetitions agree."""
 MOST_LOG = 5.0
-"""Limit on log(measured / predicted): beyond a factor of 150, something other than the call was timed."""
+"""Limit on log(measured / predicted). If the factor is larger than about 150, something other than the call
+was timed.
+"""
 QUANTILE = 1.2816
 """Half-width, in standard deviations, of the central 80 % of a normal distribution."""
 PRIOR_ROWS = 5.0
-"""Weight of the original error bands when measured errors rescale the bands of other calls: they count as much as this
-number of measured calls.
+"""Weight of the original error bands, as a number of measured calls.
+
+It is used when measured errors rescale the bands of other calls: the original bands count as much as this many calls.
 """
 MOST_SCALE = 3.0
 """Maximum factor by which measured errors widen the bands of other calls. Measured errors never narrow these bands,
@@ -56,12 +59,16 @@ because users measure large calls.
 MEDIAN_SQUARE = 0.455
 """Median of the square of a standard normal variable."""
 CONTRADICTED = 9.0
-"""Threshold above which a row is reported to the user. It is compared with the row's squared deviation from the
-prediction by the other calls, divided by the usual squared deviation.
+"""Threshold above which a row is reported to the user as contradicting the others.
+
+It is compared with the row's squared deviation from the prediction by the other calls, divided by the usual squared
+deviation.
 """
 MIN_BAND_FACTOR = 1.05
 TOLD_SHARE = 0.1
-"""Minimum share of a call's error variance that measurements must explain to count as the basis of its prediction."""
+"""Minimum share of the variance of a call's prediction error that measurements must explain. Only then do they count as
+the basis of its prediction.
+"""
 MOST_CALLS = 2000
 """Maximum number of calls that are compared with each other; the most uncertain ones are taken. Comparing more would
 take minutes.
@@ -77,7 +84,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     """Identity of the call: its text, or a kernel with its shapes."""
     op: str
-    """For an aten op, the kernel types that it runs; for any other op, its name; for a single kernel, its type."""
+    """Key of what the call does: for an aten op, the kernel types that it runs; for any other op, its name; for a
+    single kernel, its type.
+    """
     family: str
     """Kernel family that takes most of the call's time."""
     time_us: float
@@ -108,7 +117,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Index of the call in the given calls."""
     share: float
-    """Share of the total's variance that measuring the call removes, in addition to the calls chosen before it."""
+    """Share of the variance of the total's error that measuring this call removes after the calls chosen before it are
+    measured.
+    """
 
 
 def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
@@ -136,7 +147,7 @@ class _Doubt(NamedTuple):
     """Evidence that a measured row is wrong, and the variance added because of it."""
 
     unlikely: float
-    """Squared deviation from the prediction by the other calls, divided by the usual squared deviation."""
+    """Squared deviation of the row from the prediction by the other calls, divided by the usual squared deviation."""
     variance: float
     """Variance added to the error of the row's call."""
 
@@ -145,8 +156,9 @@ class Measured:
     """Measured calls, prepared to adjust other predictions."""
 
     def __init__(self, calls: Sequence[Estimate], logs: Sequence[float], spreads: Sequence[float]) -> None:
-        """Prepare measured calls: `logs` are log(measured / predicted), `spreads` the relative spreads of their
-        repetitions.
+        """Prepare measured calls.
+
+        `logs` are log(measured / predicted). `spreads` are the relative spreads of the calls' repetitions.
         """
         import numpy as np
 
@@ -193,10 +205,11 @@ class Measured:
         """Return the rows that are probably wrong: their times are less likely given the other calls than given the
         prediction alone.
 
-        The call of such a row gets additional error variance that it does not share with other calls. It is just enough
-        that no row of the call has more than `DOUBTED` times the usual squared deviation. A wrong row is then still
-        predicted as measured, but hardly changes other calls. Rows are trusted if they agree with each other, however
-        far they are from the prediction. They are also trusted if the other calls say nothing about them.
+        The call of such a row gets additional error variance that it does not share with other calls. The variance is
+        just large enough that no row of the call has more than `DOUBTED` times the usual squared deviation. A wrong row
+        is then still predicted as measured, but hardly changes other calls. Rows are trusted if they agree with each
+        other, however far they are from the prediction. They are also trusted if the other calls say nothing about
+        them.
         """
         import numpy as np
 
@@ -216,8 +229,8 @@ class Measured:
         return out
 
     def _against_others(self, further: Mapping[str, float]) -> tuple[Array, Array]:
-        """Return each row's deviation from the prediction by the rows of other calls, and the expected variance of that
-        deviation.
+        """Return two values for each row: its deviation from the prediction by the rows of other calls, and the
+        expected variance of that deviation.
         """
         import numpy as np
 
@@ -241,7 +254,9 @@ class Measured:
 
     @cached_property
     def _scale(self) -> float:
-        """Return the factor, 1 to `MOST_SCALE`, by which measured errors exceed expected standard deviations."""
+        """Return the ratio of measured errors to their expected standard deviations, limited to the range 1 to
+        `MOST_SCALE`.
+        """
         explained = float(self._logs @ self._inverse @ self._logs)
         scale = sqrt((PRIOR_ROWS + explained) / (PRIOR_ROWS + len(self._calls)))
         return min(MOST_SCALE, max(1.0, scale))
@@ -296,8 +311,9 @@ class Measured:
 
 @lru_cache(maxsize=16)
 def own_measurements(rows: tuple[OwnMeasurement, ...], *, in_network: bool) -> Measured:
-    """Return the measurements of a device file, compared with predictions of kernels in a network or of
-    isolated calls.
+    """Return the measurements of a device file, compared with predictions.
+
+    If `in_network` is set, the predictions are for kernels in a network; otherwise, for isolated calls.
     """
     calls = [
         Estimate(
@@ -326,7 +342,7 @@ def choose(
     """Return the calls whose measurement narrows the band of the total most, best first.
 
     The total is the sum of `counts` times the predicted times. Each choice is the call that removes most of the total's
-    remaining variance; a call similar to a chosen one removes little. `costs` and `budget` have the same unit. Calls
+    remaining variance. A call similar to a chosen one removes little. `costs` and `budget` have the same unit. Calls
     that cost more than the remaining budget are skipped.
     """
     import numpy as np

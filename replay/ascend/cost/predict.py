@@ -41,8 +41,9 @@ def _aicpu_terms(
 HOST_BYTES_PER_US = 64e3
 """Bytes per microsecond of PCIe 5.0 x16 in one direction, from the product profiles."""
 PAGEABLE_BYTES_PER_US = 8e3
-"""Bytes per microsecond copied from or to pageable host memory, which the host copies a second time. Public traces of
-H100 and A100 hosts show 5 to 12 GB/s.
+"""Rate in bytes per microsecond of copies from or to pageable host memory, which the host copies a second time.
+
+Public traces of H100 and A100 hosts show 5 to 12 GB/s.
 """
 HOST_COPY = FamilyCost(name="HostCopy", form="host", band=3.0)
 """Family of copies between host and device. They are not kernels and depend on no SoC; the band is assumed."""
@@ -107,16 +108,16 @@ VARIED = FLOAT32_PRODUCTS | SUMS | {"TransData"}
 """Kernel types whose family depends on more than the type."""
 
 PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
-"""Value of the attr "core", if the call does not run on an AI core → kernel type used for its cost."""
+"""Kernel types used for the cost of calls that do not run on an AI core, by the value of the attr "core"."""
 
 
 def variant(call: KernelCall, device: DeviceProfile) -> str:
     """Return the kernel type, refined if kernels of one type have different costs.
 
     Kernels on the control processors become "AiCpu", copies over the bus "HostCopy". TransData gets its direction,
-    because its cost depends on the two formats; it becomes "View" if the cube needs no conversion. float32 products get
-    the dtype, because their operands are loaded at another speed. "Reduce:across" is a reduction in which several cores
-    compute parts of each result.
+    because its cost depends on the two formats. It becomes "View" if the cube needs no conversion. float32 products get
+    the dtype, because their operands are loaded at another speed. A reduction in which several cores compute parts of
+    each result becomes "Reduce:across".
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
@@ -142,8 +143,9 @@ def _transdata(call: KernelCall) -> str:
 def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
     """Check whether several cores compute parts of one sum.
 
-    They do if a kept dimension is inside a summed one. The attr `across` says so; if it is missing, the shapes do. They
-    also do if there are fewer rows than cores and each row is longer than what one core reduces alone.
+    They do in two cases. In the first, a kept dimension is inside a summed one; the attr `across` says so or, if it is
+    missing, the shapes do. In the second, there are fewer rows than cores and each row is longer than what one core
+    reduces alone.
     """
     source, out = first(call.inputs), first(call.outputs)
     if source is None or out is None:
@@ -171,9 +173,8 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
     """Return a lower bound on the kernel's time in microseconds.
 
-    The bound is the longest of four times. A bare launch takes the first. The products take the second at the peak of
-    all cube cores, and the bytes the third at the peak of L2. The bytes that L2 can hold neither before nor after the
-    kernel take the fourth at the peak of HBM.
+    The bound is the longest of four times: a bare launch; the products at the peak rate of all cube cores; the bytes at
+    the peak rate of L2; and, at the peak rate of HBM, the bytes that L2 can hold neither before nor after the kernel.
     """
     form = family.form
     if form == "matmul":
@@ -239,7 +240,9 @@ def _terms(
     gemm: Gemm | None,
     loaded: float,
 ) -> tuple[dict[str, float], float, SlowPath | None]:
-    """Return the cost terms, the factor on them from measured neighbours, and the slow path that the kernel takes."""
+    """Return three values: the cost terms, the factor by which measured neighbours correct them, and the slow path that
+    the kernel takes.
+    """
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, tally, device)
@@ -266,7 +269,7 @@ def _terms(
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
-    """Return a shorter launch time: the part that exceeds a launch on one core is multiplied by `share`.
+    """Return a shorter launch time: the part beyond a launch on one core is multiplied by `share`.
 
     The kernel's fixed time is multiplied by the fourth root of `share`, because only a part of it depends on the
     caches. Passes and synchronisation do not depend on them. Fetching the code does, and a kernel that does more has
@@ -294,8 +297,9 @@ UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
 
 
 def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
-    """Return the share of a kernel's bytes found in L2 if L2 was cleared ("cold") or the same kernel ran just
-    before.
+    """Return the share of a kernel's bytes found in L2.
+
+    In the state "cold", L2 was cleared. In other states, the same kernel ran just before.
     """
     if state == "cold":
         return 0.0
@@ -305,7 +309,7 @@ def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
 LEAST_EXTRAPOLATED = 2.0
 """Minimum band factor of a kernel that is unlike all measured kernels; assumed."""
 EXTRAPOLATED_WIDTH = 1.5
-"""Factor on the logarithm of the band of a kernel that is unlike all measured kernels; assumed."""
+"""Factor on the logarithm of the band, for a kernel that is unlike all measured kernels. The value is assumed."""
 
 
 def widen_band(band: float) -> float:
@@ -316,11 +320,12 @@ def widen_band(band: float) -> float:
 UNKNOWN = "Unknown"
 """Family of unknown kernels, whose cost is based on their bytes."""
 MOST_BY_BYTES = 7.7
-"""Upper factor of the 80 % band of a cost based on bytes alone, which ignores arithmetic, passes and access patterns.
+"""Upper factor of the 80 % band of a cost based on bytes alone. Such a cost ignores arithmetic, passes and access
+patterns.
 
 Of 430 public kernels and ops, each costed as if it were unknown, 10 % took more than this factor times the prediction
-(7.0 if each family counts once); the median factor is 1.5. Few kernels take less time than their bytes. Lookups do,
-because they read only a part of a table; the lower bound of the band is therefore as low as for a kernel unlike all
+(7.0 if each family counts once). The median factor is 1.5. Few kernels take less time than their bytes. Lookups do,
+because they read only a part of a table. The lower bound of the band is therefore as low as for a kernel unlike all
 measured kernels.
 """
 
@@ -355,14 +360,14 @@ BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
 
 
 def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
-    """Return where a kernel type was measured; "its form" for unmeasured dtypes in `NO_INSTRUCTIONS`."""
+    """Return where a kernel type was measured. An unmeasured dtype in `NO_INSTRUCTIONS` gives "its form"."""
     if (dtype := tally.dtype) in NO_INSTRUCTIONS and dtype not in family.dtypes:
         return "its form"
     return evidence_of(call.type, family)
 
 
 def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], float, str]:
-    """Return the terms times `scale` without zero terms, their sum, and the name of the longest term."""
+    """Return three values: the terms times `scale` without zero terms, their sum, and the name of the longest term."""
     total = longest_us = 0.0
     longest = ""
     scaled: dict[str, float] = {}
@@ -385,10 +390,11 @@ def predict_kernel(
     """Return the cost of one launch of `call` on `device`, in microseconds, without multiplying by `call.count`.
 
     `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels. If it
-    is None, it is derived from `state`; in a network, it is the expected share for the working set. `loaded` is, for a
-    vector kernel in a network, the share of its launches for which its code is in the instruction caches. Never raises
-    for a well-formed call: unknown kernel types and sizes that exceed any memory are costed by their bytes and marked
-    uncalibrated.
+    is None, it is derived from `state`; in a network, it is the expected share for the working set. `loaded` is used
+    for a vector kernel in a network. It is the share of its launches for which its code is in the instruction caches.
+
+    Never raises for a well-formed call. Unknown kernel types and sizes that exceed any memory are costed by their bytes
+    and marked uncalibrated.
     """
     family = family_of(call, device)
     form = family.form

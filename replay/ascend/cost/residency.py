@@ -2,9 +2,9 @@
 """Estimates how much of each kernel's data is still in L2, from the kernel sequence and the tensor sizes.
 
 A kernel table has no addresses. Each operand is therefore assumed to be the most recently used tensor with its number
-of elements and dtype; no tensor is assigned to two operands of a kernel. The reuse distance is the number of bytes
-accessed between the two uses. Weights and caches of layers are an exception: each has its own memory
-(`owned_operands`). A caller that knows which tensor an operand is passes its identity.
+of elements and dtype. No tensor is assigned to two operands of a kernel. The reuse distance is the number of bytes
+accessed between two uses of a tensor. Weights and caches of layers are an exception: each has its own memory
+(`owned_operands`). A caller that knows which tensor an operand is passes the tensor's identity.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ MAX_REMEMBERED = 64
 class Stream:
     """Tracks when each tensor was last used by the kernels of a device, in launch order.
 
-    Time is counted in bytes. A tensor with a given identity was last used when that identity was. A tensor without one
-    is assumed to be the most recently used tensor of its size and dtype, because the allocator reuses freed memory.
+    Time is counted in bytes accessed. If a tensor has an identity, its last use is the last use of that identity. If it
+    has none, it is assumed to be the most recently used tensor of its size and dtype, because the allocator reuses
+    freed memory.
     """
 
     def __init__(self) -> None:
@@ -55,8 +56,8 @@ class Stream:
         """Return the tensors of the next kernel with their reuse distances, which include the kernel's own bytes.
 
         If the kernel moves bytes beyond its tensors, e.g. cache pages that attention reads, the last entry covers them.
-        `inputs` and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None means unknown. A
-        tensor that the kernel writes is matched to memory by its size.
+        `inputs` and `outputs` identify each tensor. `beyond` identifies the memory of the extra bytes. None means that
+        the identity is unknown. A tensor that the kernel writes is matched to memory by its size.
         """
         keys, sizes = self._tensors(call)
         kernel_bytes = sum(sizes)
@@ -81,7 +82,7 @@ class Stream:
         return tuple(touches)
 
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
-        """Return two lists for a kernel's tensors: (elements, dtype) of each, and its bytes.
+        """Return two lists for a kernel's tensors: their (elements, dtype), and their bytes.
 
         Memory that the kernel moves beyond its tensors comes last in both. Results are cached, because most kernels
         repeat. A lookup table counts at most as many bytes as the kernel moves.
@@ -142,10 +143,10 @@ _Kind = tuple[int, str, str]
 def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hashable]]:
     """Map each kernel that reads weights or caches, by its position in launch order, to the identities of its inputs.
 
-    The second and later operands of products, and keys and values of attention, count as weights or caches if no kernel
-    in the table writes a tensor of the same size, dtype and format. Each layer has its own weights and caches and reads
-    them once per step. In a table of several steps, it reads them again in the next step. Other inputs have the
-    identity None.
+    Weights are the second and later operands of products; caches are the keys and values of attention. Both count as
+    such only if no kernel in the table writes a tensor of the same size, dtype and format. Each layer has its own
+    weights and caches and reads them once per step. In a table of several steps, it reads them again in the next step.
+    Other inputs have the identity None.
     """
     written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
     reads: dict[_Kind, list[tuple[int, int]]] = {}
@@ -188,8 +189,8 @@ def _kind(spec: TensorSpec) -> _Kind:
 
 
 MOST_ALIKE = 5
-"""Minimum number of reads of equally sized weights per step from which they must belong to several layers. One layer
-can have four projections of equal size, but not five.
+"""Number of reads of equally sized weights per step from which the weights must belong to several layers. One layer can
+have four projections of equal size, but not five.
 """
 
 
@@ -197,9 +198,9 @@ def _steps_told(counts: Sequence[int]) -> int:
     """Return the number of steps in a table, derived from how often weights of each size are read; 1 if it is
     ambiguous.
 
-    The result is the greatest common divisor of these counts, if two conditions hold. Weights of some size (a head, the
-    last layer) are read once per step, and weights of another size are read more often per step than one layer reads
-    them. Without the second condition, a single step of a few layers would look like several steps.
+    The result is the greatest common divisor of these counts, if two conditions hold. First, weights of some size (a
+    head, the last layer) are read once per step. Second, weights of another size are read more often per step than one
+    layer reads them. Without the second condition, a single step of a few layers would look like several steps.
     """
     steps = gcd(*counts) if counts else 1
     return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
@@ -208,7 +209,8 @@ def _steps_told(counts: Sequence[int]) -> int:
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:
     """Return the tensors of an op's kernels with their reuse distances if the op starts in `state`.
 
-    "cold": L2 was cleared. "warm": the same op ran just before. "network": nothing is known about the tensors.
+    In the state "cold", L2 was cleared. In "warm", the same op ran just before. In "network", nothing is known about
+    the tensors.
     """
     if state == "network":
         return [() for _ in calls]
@@ -220,11 +222,10 @@ def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, .
 
 
 def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return an isolated kernel's `touches` with a reuse distance for its outputs, because these stay in L2 if the
-    kernel's tensors fit.
+    """Return an isolated kernel's `touches` with a reuse distance for its outputs.
 
-    Outputs stay in L2 whether or not the inputs were there. Attention is returned unchanged, because it reads more than
-    the tensors it names (`moved_bytes`).
+    Outputs stay in L2 if the kernel's tensors fit, whether or not the inputs were there. Attention is returned
+    unchanged, because it reads more than the tensors it names (`moved_bytes`).
     """
     kernel_bytes, reads = sum(size for size, _ in touches), sum(spec is not None for spec in call.inputs)
     if len(touches) > reads + sum(spec is not None for spec in call.outputs):
@@ -234,8 +235,9 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
 
 
 def _in_place(touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """Return the tensors written by a kernel that names no outputs, such as an optimizer. These are all tensors of the
-    largest size except one, which is the gradient.
+    """Return the tensors written by a kernel that names no outputs, such as an optimizer.
+
+    They are all tensors of the largest size except one. This one is assumed to be the gradient.
     """
     largest = max((size for size, _ in touches), default=0.0)
     return tuple((size, None) for size, _ in touches if size == largest)[:-1]
@@ -251,8 +253,8 @@ class Held(NamedTuple):
 
 
 CODES_KEPT = 3
-"""Maximum number of other kernels that may run between two launches of a kernel for its code to stay in the instruction
-caches.
+"""Maximum number of other kernels that may run between two launches of a kernel. If more run, its code does not stay in
+the instruction caches.
 
 The median `aiv_icache_miss_rate` of a Qwen step on a 910B4 is 0.000 if up to two kernels ran in between, 0.003 after
 three, and 0.02 to 0.05 after more.

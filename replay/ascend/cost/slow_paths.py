@@ -17,7 +17,9 @@ from opreplay.replay.ascend.profile import SlowPath
 from opreplay.replay.ir.kernel import HALF, UNIFIED_BUFFER, KernelCall, itemsize
 
 SCALAR_CYCLES = 25.0
-"""Maximum cycles per element if one core processes elements one at a time. Measured for a cumulative product."""
+"""Maximum number of cycles per element if one core processes elements one at a time. Measured for a
+cumulative product.
+"""
 UNDIVIDED = 4096
 """Maximum number of elements inside a middle dimension that one core processes without splitting.
 
@@ -29,15 +31,18 @@ SHORT_ROW_BYTES = 256
 vector core moves in one transfer at full rate.
 """
 FEW_ROWS = 16
-"""Maximum rows for which a product with one column still runs on the cube: 8 rows take 7 us, 32 take 17 us on a
-910B4-1.
+"""Maximum number of rows for which a product with one column still runs on the cube.
+
+Measured on a 910B4-1: 8 rows take 7 us, 32 rows take 17 us.
 """
 ALIGNED = 32
 """Alignment in bytes that the rows of a product's operands need for fast loading."""
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Division of a tensor along one dimension: outer slices, lines in each slice, elements in a line."""
+    """Division of a tensor along one dimension: the number of outer slices, of lines in each slice, and of elements in
+    a line.
+    """
 
     outer: int
     lines: int
@@ -45,8 +50,10 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(call: KernelCall) -> Lines | None:
-    """Return how the dimension that a call works along divides its first tensor; None if there is no tensor or it has
-    no dimensions. The attrs `cols` and `inner` give the dimension. Without `inner`, it is the innermost one.
+    """Return how the dimension that a call works along divides its first tensor.
+
+    The attrs `cols` and `inner` give the dimension. Without `inner`, it is the innermost one. Returns None if there is
+    no tensor or it has no dimensions.
     """
     source = first(call.inputs)
     if source is None or not source.shape:

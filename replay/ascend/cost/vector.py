@@ -7,26 +7,33 @@ from opreplay.replay.ascend.cost.vector_work import REPEATED, Work
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 
 ONE_BY_ONE = 1.0
-"""Maximum cycles per element for a vector core to move single scattered elements, which its instructions support."""
+"""Maximum number of cycles per element that a vector core takes to move single scattered elements. Its instructions
+support such moves.
+"""
 BURST = 12.0
-"""Cycles per run if one instruction copies several runs: 0.1 us for 16 runs on a 910C die."""
+"""Cycles per run if one instruction copies several runs. Measured: 0.1 us for 16 runs on a 910C die."""
 FULL_CORES = 40
 """Number of vector cores for which `launch_full_us` is the launch time.
 
 Starting takes longer on more cores: by 0.06 us per core in one table of copies on 1 to 40 cores.
 """
 FURTHER = 0.25
-"""Launch time added per core beyond `FULL_CORES`, relative to that per core before. Kernels in networks start in 7.8 us
-on the 40 cores of a 910B4 and in 8.3 us on the 48 cores of a 910B2.
+"""Launch time that each core beyond `FULL_CORES` adds, relative to what each core up to `FULL_CORES` adds.
+
+Kernels in networks start in 7.8 us on the 40 cores of a 910B4 and in 8.3 us on the 48 cores of a 910B2.
 """
 ACCESS = 200.0
 """Cycles for which a core waits for memory if the next address depends on data: 0.1 us."""
 COPIES = frozenset({"copy", "elementwise", "fill"})
 """Forms whose contiguous runs follow from shapes."""
 CORE_LOAD = "core load"
-"""Term of data beyond L2 that the cores in use request more slowly than HBM delivers; replaces "hbm"."""
+"""Name of the term for data beyond L2 if the cores in use request them more slowly than HBM delivers. It replaces
+"hbm".
+"""
 ONE_CORE_BYTES = 19.0
-"""Bytes per cycle that one vector core reads from HBM: 34 to 36 GB/s on a 910C die (copies in a ring of 64 MiB)."""
+"""Bytes per cycle that one vector core reads from HBM. Measured: 34 to 36 GB/s on a 910C die (copies in a ring of 64
+MiB).
+"""
 
 
 def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
@@ -43,9 +50,10 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
 ) -> tuple[str, float, float]:
-    """Return (term, its time, L2 time) in microseconds to move bytes through `blocks` vector cores. The term is "hbm"
-    or `CORE_LOAD`. `resident` is the share of the bytes in L2. For an isolated kernel (`by_itself`), L2 is assumed to
-    hold written bytes before read ones.
+    """Return (term, its time, L2 time) for moving bytes through `blocks` vector cores, in microseconds.
+
+    The term is "hbm" or `CORE_LOAD`. `resident` is the share of the bytes in L2. For an isolated kernel (`by_itself`),
+    L2 is assumed to hold written bytes before read ones.
     """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
@@ -81,8 +89,9 @@ def work_terms(
     *,
     by_itself: bool = False,
 ) -> dict[str, float]:
-    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm (or core load) and l2. `factor`
-    multiplies the cycles per element.
+    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm (or core load) and l2.
+
+    `factor` multiplies the cycles per element.
     """
     elements, rows, blocks, moved = work.elements, work.rows, work.blocks, work.read + work.write
     rates = device.rates

@@ -31,12 +31,12 @@ SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "Reduc
 SUMMED_ALONE = 300e3
 """Maximum bytes of a row that one core reduces alone; assumed.
 
-Reading this many bytes takes a core as long as synchronisation between several cores: 7 us, the difference between the
-fitted families. Only rows of 64 KB and rows of 2 MB and more were measured.
+Reading this many bytes takes a core 7 us. Synchronisation between several cores takes as long: it is the difference
+between the fitted families. Only rows of 64 KB and rows of 2 MB and more were measured.
 """
 SUMMED_ALONE_WIDE = 25e3
-"""Maximum bytes of a row of 8-byte integers that one core reduces alone: several cores are faster from about 3,000
-elements.
+"""Maximum bytes of a row of 8-byte integers that one core reduces alone. From about 3,000 elements, several cores are
+faster.
 """
 
 
@@ -46,20 +46,24 @@ def summed_alone(dtype: str) -> float:
 
 
 PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2", "ArgMaxWithValue", "ArgMinWithValue"})
-"""Kernel types that split few rows over all cores on a 950PR. Argmax over a million numbers takes 6 us; it would take
-66 us on one core (hicann/cann-bench). For the types that also return values, splitting is assumed.
+"""Kernel types that split few rows over all cores on a 950PR.
+
+Argmax over a million numbers takes 6 us; on one core, it would take 66 us (hicann/cann-bench). For the types that also
+return values, splitting is assumed.
 """
 ACROSS, ACROSS_LINE, AGAIN = 3.0, 80.0, 1.6
 """Costs of work along a dimension other than the innermost on a 910B2.
 
-ACROSS is the factor per element, compared with the innermost dimension. ACROSS_LINE is the number of cycles per line of
-any length. AGAIN is an additional factor per element for slices that a core cannot hold, because their lines are read
-again. The values come from 13 softmaxes along dimensions of 127 to 8192, with lines of 5 to 1023 elements on a core
-(hicann/cann-bench).
+ACROSS is the factor on the cost of an element, compared with the innermost dimension. ACROSS_LINE is the number of
+cycles per line, whatever its length. AGAIN is an additional factor per element for slices that a core cannot hold,
+because their lines are read again. The values come from 13 softmaxes along dimensions of 127 to 8192. In these, a core
+had lines of 5 to 1023 elements (hicann/cann-bench).
 """
 REPEATED = 0.05
-"""Cycles per element for a one-column operand that is repeated along each row. The vector pipe's counters of a 910B4
-show that sums and products with such an operand take 0.059 cycles instead of 0.020, and float16 quotients 0.21.
+"""Cycles per element for a one-column operand that is repeated along each row.
+
+The vector pipe's counters of a 910B4 show that sums and products take 0.059 cycles with such an operand instead of
+0.020. float16 quotients take 0.21.
 """
 
 SORTED_IN_CORE = 4096
@@ -67,13 +71,15 @@ SORTED_IN_CORE = 4096
 MERGED = 2.0
 """Cost of a merge level that reads runs from memory and writes them back, relative to a merge level within a core.
 
-Derived from sorting 11 rows of 151,936 on a 910C die, the only long rows measured. This takes 204 us; evenly
-distributed, the rows would take 88 us.
+Derived from sorting 11 rows of 151,936 on a 910C die, the only long rows measured. This takes 204 us. If the rows were
+evenly distributed over the cores, it would take 88 us.
 """
 
 NATIVE_HALF = 0.7
-"""Cycles per element of float16 arithmetic, relative to float32. The vector pipe's counters of a 910B4 in a loop give
-0.0137 / 0.020 for sums and products, and 0.0088 / 0.018 for relu. One instruction processes 128 float16 elements.
+"""Cycles per element of float16 arithmetic, relative to float32.
+
+The vector pipe's counters of a 910B4 in a loop give 0.0137 / 0.020 cycles for sums and products, and 0.0088 / 0.018 for
+relu. One instruction processes 128 float16 elements.
 """
 
 
@@ -101,8 +107,8 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 def blocks_for(size_bytes: float, device: DeviceProfile) -> float:
     """Return the number of cores used by a kernel whose largest tensor has `size_bytes`.
 
-    The result can have a fraction: the last core counts only as the part that has work, because it does not make the
-    other cores faster.
+    The result can have a fraction. The last core counts only with the share of work that it has, because it does not
+    make the other cores faster.
     """
     cores = float(device.aiv_cores)
     blocks = size_bytes / device.rates.block_bytes
@@ -114,7 +120,9 @@ def _numel(spec: TensorSpec | None) -> int:
 
 
 DIVERGING = frozenset({"Gcd"})
-"""Kernels whose number of steps depends on the values, so that wider vectors do not process more elements at a time."""
+"""Kernels whose number of steps depends on the values. For this reason, wider vectors do not process more elements at a
+time.
+"""
 
 
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -190,11 +198,11 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
 
 
 def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) -> tuple[float, float]:
-    """Return the costs of work along a dimension of `length` that is not innermost, for `outer` slices whose lines have
-    `inner` elements.
+    """Return two costs of work along a dimension of `length` that is not innermost.
 
-    The first cost is the factor per element, compared with work along the innermost dimension. The second is the number
-    of cycles that the busiest core needs for its lines in addition, regardless of their length.
+    There are `outer` slices whose lines have `inner` elements. The first cost is the factor per element, compared with
+    work along the innermost dimension. The second is the number of cycles that the busiest core needs for its lines in
+    addition, regardless of their length.
     """
     shares = max(1.0, device.aiv_cores / max(1.0, outer))
     held_bytes = length * inner / shares * 4
@@ -203,8 +211,10 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
 
 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
-    """Return the work of a call that processes lines of `cols` elements each, regardless of tensor shapes. The attr
-    `lines` is the number of lines, `steps` the number of steps per line, and `each` the arithmetic cost of an element.
+    """Return the work of a call that processes lines of `cols` elements each, regardless of tensor shapes.
+
+    The attr `lines` is the number of lines, `steps` the number of steps per line, and `each` the arithmetic cost of an
+    element.
     """
     lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
     lines = lines if isinstance(lines, int) and lines > 1 else 1
@@ -245,12 +255,16 @@ Reversing the dimensions of [67, 67, 17, 13, 11] float16 takes 125 us on a 910B2
 moved, it would take 420 us (hicann/cann-bench).
 """
 SWAPPED_TOGETHER = 256
-"""`TURNED_TOGETHER` if only rows and columns of matrices are swapped: even 9 rows of 65536 run at memory speed."""
+"""Value used instead of `TURNED_TOGETHER` if only rows and columns of matrices are swapped. Measured: even 9 rows of
+65536 run at memory speed.
+"""
 BLOCK_BYTES = 32
 """Block size in bytes of a vector core's memory, to which rows are padded."""
 TURNED_SINGLY = 0.8
-"""Cycles per element to transpose unaligned matrices on a 910B. Measured: 0.8 to 1.6 for 2- and 4-byte elements of
-[1023, 1023] to [373, 133221]. Aligned matrices run at memory speed (hicann/cann-bench). A 950PR has no such cost.
+"""Cycles per element to transpose unaligned matrices on a 910B.
+
+Measured: 0.8 to 1.6 for 2- and 4-byte elements of [1023, 1023] to [373, 133221]. Aligned matrices run at memory speed
+(hicann/cann-bench). A 950PR has no such cost.
 """
 TURNED_BYTES = 9.0
 """Cycles per element to transpose 1-byte elements, for which a 910B has no instruction. [4097, 511] takes 238 us on a
@@ -259,23 +273,26 @@ TURNED_BYTES = 9.0
 TURNED_HALVES, MANY_TURNED, MOST_HALVES = 1.4, 256, 16384
 """Extra cost of transposing matrices of 2-byte elements on a 950PR.
 
-TURNED_HALVES is the number of cycles per element. MANY_TURNED is the minimum length that both sides must have.
-MOST_HALVES is the maximum number of elements per core that have the cost. Measured: [256, 256] to [769, 1537] take 8 to
-20 us more. There is no extra cost if one side is 9, 91 or 255, or for 4-byte elements, and no additional one for 50
-million elements (cross entropy of [363, 373, 367], hicann/cann-bench).
+TURNED_HALVES is the number of cycles per element. MANY_TURNED is the minimum length that both sides must have for this
+cost. MOST_HALVES is the maximum number of elements per core to which it applies. Measured: [256, 256] to [769, 1537]
+take 8 to 20 us more. There is no extra cost if one side is 9, 91 or 255, or for 4-byte elements. Beyond MOST_HALVES it
+does not grow: 50 million elements show no more of it (cross entropy of [363, 373, 367], hicann/cann-bench).
 """
 FEW_TURNED = 16
 """Number of rows below which a core transposes a whole matrix at once and writes it as one run. [2, 9, 65536] takes 15
 us and 10 us.
 """
 TURNED_MEMORY = 1.38
-"""Factor on the memory time of transpositions in blocks, for vectors of 128 and of 256 bytes. [8192, 8192] of 4 bytes
-moves 0.95 TB/s with either width (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a 910B2 and 1.4 TB/s on a
-950PR.
+"""Factor on the memory time of transpositions in blocks, for vectors of 128 and of 256 bytes alike.
+
+[8192, 8192] of 4 bytes moves 0.95 TB/s with either width (hicann/cann-bench). Runs of 256 bytes reach 0.55 TB/s on a
+910B2 and 1.4 TB/s on a 950PR.
 """
 RUN_BY_RUN = 1.4
-"""Cost of a run, relative to a row, if several dimensions are reversed on a 950PR. It moves one run at a time. A run
-takes 20 cycles: a million runs of 2 to 11 elements take 176 to 272 us (hicann/cann-bench).
+"""Cost of moving a run, relative to a row, if several dimensions are reversed on a 950PR, which moves one run at a
+time.
+
+A run takes 20 cycles: a million runs of 2 to 11 elements take 176 to 272 us (hicann/cann-bench).
 """
 
 
@@ -345,8 +362,8 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
-    """Return the number of runs that are copied element by element between NCHW images of this shape and blocks of
-    channels.
+    """Return the number of runs that are copied element by element when NCHW images become blocks of channels or the
+    reverse.
 
     A run is a channel of an image, or a block of channels if that is longer. Images of one point need no such copy if
     no channels are padded, because both formats then have the same layout.
@@ -369,8 +386,9 @@ def _moved_by_index(call: KernelCall, tally: Tally) -> int:
 
 
 WALKED = 85.0
-"""Cycles that each core needs to skip a block of rows assigned to another core. Measured by re-routing 16 to 512
-blocks: 0.045 us per block on a 950PR, 0.06 us on a 910B2 (hicann/cann-bench).
+"""Cycles that each core needs to skip a block of rows assigned to another core.
+
+Measured by re-routing 16 to 512 blocks: 0.045 us per block on a 950PR, 0.06 us on a 910B2 (hicann/cann-bench).
 """
 
 
@@ -437,17 +455,23 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 BLOCKED_CHANNELS = 16
-"""Channels per block of the format NC1HWC0, including padding. Because of the padding, interpolating one channel takes
-as long as 16 on a 910B2. This is not so on a 950PR (hicann/cann-bench).
+"""Number of channels per block of the format NC1HWC0, including padding.
+
+Because of the padding, interpolating one channel takes as long as 16 on a 910B2. This is not so on a 950PR
+(hicann/cann-bench).
 """
 WINDOWED = 4.0
-"""Cost per element of an adaptive pool, relative to a pool with fixed windows, for vectors of 128 and of 256 bytes. An
-adaptive pool takes 30 ps per element on a 910B2, and 8 to 12 ps on a 950PR (hicann/cann-bench).
+"""Cost per element of an adaptive pool, relative to a pool with fixed windows. It holds for vectors of 128 and of 256
+bytes.
+
+An adaptive pool takes 30 ps per element on a 910B2, and 8 to 12 ps on a 950PR (hicann/cann-bench).
 """
 VISITED, VISITED_CHANNEL = 55.0, 0.35
-"""Cycles per position of an adaptive window on channels-last data of a 910B (VISITED), and cycles added per channel of
-each position (VISITED_CHANNEL). In total, a position takes 50 to 100 cycles for 7 to 97 channels, excluding
-transpositions (13 calls, hicann/cann-bench).
+"""Costs of an adaptive window on channels-last data of a 910B.
+
+VISITED is the number of cycles per position of the window. VISITED_CHANNEL is the number added per channel of each
+position. In total, a position takes 50 to 100 cycles for 7 to 97 channels, excluding transpositions (13 calls,
+hicann/cann-bench).
 """
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
@@ -493,8 +517,8 @@ MIXED, MIXED_BY_THREADS = 2.5, 3.3
 """Cost of a result element interpolated from four neighbours, relative to an image element that is only converted to
 blocks.
 
-MIXED: 20 ps compared with 4 to 10 ps on a 910B2. MIXED_BY_THREADS: 6 ps on a 950PR, which interpolates with threads (31
-calls, hicann/cann-bench).
+MIXED is for a 910B2, where the result element takes 20 ps and the image element 4 to 10 ps. MIXED_BY_THREADS is for a
+950PR, which interpolates with threads in 6 ps (31 calls, hicann/cann-bench).
 """
 
 
@@ -557,10 +581,10 @@ COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Wor
 
 
 def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
-    """Return the factor on the cycles per element for a call's dtype.
+    """Return the factor by which a call's dtype multiplies the cycles per element.
 
-    bfloat16 is converted to a wider dtype first, and so is float16 except in elementwise work. 8-byte integers have no
-    instructions.
+    bfloat16 is converted to a wider dtype first, and so is float16 except in elementwise work. 8-byte integers cost
+    more because the core has no instructions for them.
     """
     # Axes, perms and offsets come as small integer tensors; only arithmetic looks at more than its first operand.
     if (half_ratio := family.half_ratio) == 1.0 == family.wide_ratio:

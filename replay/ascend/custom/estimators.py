@@ -71,7 +71,7 @@ class DeviceFacts:
 
     @cached_property
     def mma_ops(self) -> dict[Any, float]:
-        """Peak operations per second of the cube cores by torch dtype; a multiply-add counts as two."""
+        """Return the peak operations per second of the cube cores by torch dtype; a multiply-add counts as two."""
         import torch
 
         device = self.profile
@@ -83,7 +83,7 @@ class DeviceFacts:
 
     @cached_property
     def gp_ops(self) -> dict[Any, float]:
-        """Peak operations per second of the vector cores by torch dtype: 128 bytes per cycle and core."""
+        """Return the peak operations per second of the vector cores by torch dtype: 128 bytes per cycle and core."""
         import torch
 
         device = self.profile
@@ -165,8 +165,8 @@ def refuse_unknown_devices() -> None:
 def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
     """Return one line for each unused registration of the user, with the reason why it was not used.
 
-    Registrations are estimators, property functions, tile programs and rules. `devices` are the simulated devices,
-    `ops` the names of the examined ops.
+    Registrations are estimators, property functions, tile programs and rules. `devices` are the simulated devices.
+    `ops` are the names of the examined ops.
     """
     tables: tuple[tuple[str, UserTable[UserFunction]], ...] = (
         ("estimator", ESTIMATORS),
@@ -189,8 +189,9 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
 
 
 def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
-    """Check whether a registration applies to one of these ops, with or without overload name or in-place
-    underscore.
+    """Check whether a registration applies to one of these ops.
+
+    Names match with or without an overload name or an in-place underscore.
     """
     bases = {op_name(name) for name in ops if "::" in name}
     names = {*ops, *bases, *(base.rstrip("_") for base in bases)}
@@ -297,9 +298,9 @@ def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: St
 
     All terms but launch overlap (`overlap_p`). The launch time depends on the number of vector cores: as many as the
     bytes occupy, or more if the operations take longer than starting another core. An op with matrix operations has the
-    launch time of the cube. A dtype unknown to the cube runs at the float32 rate, so that it is never free. The share
-    of the bytes in L2 depends on `state`: none in cold caches, as many as fit in warm caches, and the usual share in a
-    network.
+    launch time of the cube. A dtype unknown to the cube runs at the float32 rate, so that it is never free. `state`
+    determines the share of the bytes in L2: none in cold caches, as many as fit in warm caches, and the usual share in
+    a network.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
@@ -354,8 +355,8 @@ def _text(error: BaseException) -> str:
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
     """Run every .py file of a folder, sorted by name, so that it registers its ops.
 
-    Files that were loaded before are skipped. A folder with an __init__.py is imported as a package; then the files
-    that this import did not load are run. If a file fails, the remaining files are still loaded, and CustomOpError then
+    Files that were loaded before are skipped. A folder with an __init__.py is imported as a package, and then the files
+    that this import did not load are run. If a file fails, the remaining files are still loaded. CustomOpError then
     lists every failure with file and line. Raises UsageError if `folder` is not a folder. If it is None, nothing is
     loaded.
     """

@@ -1,9 +1,9 @@
 # pyright: strict
-"""An op call as passed to user functions (arguments as meta tensors, and memory traffic), and the types that these
-functions return.
+"""An op call as passed to user functions, and the types that these functions return.
 
-Also contains the registration of op properties; `custom` contains estimators, priorities and the custom-op folder.
-torch is imported only when an estimator or property function looks at arguments.
+The call gives the arguments as meta tensors, and the memory traffic. The module also contains the registration of op
+properties; `custom` contains estimators, priorities and the custom-op folder. torch is imported only when an estimator
+or property function looks at arguments.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class OpInvokeInfo:
 
     @cached_property
     def func(self) -> Any:
-        """The torch op that was called, as an overload if the overload can be identified. None if torch does not have
-        the op.
+        """The torch op that was called. It is an overload if the overload can be identified, and None if torch does not
+        have the op.
         """
         from opreplay.replay.resolve.names import known_overload
 
@@ -115,7 +115,8 @@ class OpInvokeInfo:
 
     @cached_property
     def out(self) -> Any:
-        """The result as a meta tensor; a tuple of meta tensors for several results; None if the op returns nothing.
+        """Return the result as a meta tensor, a tuple of meta tensors for several results, or None if the op returns
+        nothing.
 
         An unknown result is assumed to match the tensor that the op updates or, if there is none, the first tensor
         argument.
@@ -124,8 +125,8 @@ class OpInvokeInfo:
         return results[0] if len(results) == 1 else results or None
 
     def _results(self) -> Sequence[TensorMeta | None]:
-        """Return the results of the op, known or assumed. If they are assumed to match the first tensor argument,
-        `assumed_out` is set.
+        """Return the results of the op, known or assumed. Sets `assumed_out` if they are assumed to match the first
+        tensor argument.
         """
         if self.op.outputs is not None:
             return self.op.outputs

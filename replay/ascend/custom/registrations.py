@@ -62,8 +62,8 @@ def op_name(op: Any) -> str:
 def device_name(device: Any) -> str | None:
     """Return the canonical name of a device given as an object or as a name; None means all devices.
 
-    Raises CustomOpError for a name that is neither shipped nor loaded. While a user's file is being loaded, it is not
-    raised, because the devices of the command are not known yet.
+    Raises CustomOpError for a name that is neither shipped nor loaded, except while a user's file is being loaded. The
+    devices of the command are not known yet at that time.
     """
     if device is None:
         return None

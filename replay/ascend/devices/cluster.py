@@ -26,8 +26,9 @@ class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     transport: str
     """HCCS, UB, SIO, RDMA, PCIE, or any other name. Predictions with another name are marked as extrapolated."""
     bytes_per_s: Quantity
-    """Achieved bytes per second in one direction. In a mesh, this is the rate from a die to each other die; otherwise,
-    the total rate of a die.
+    """Achieved bytes per second in one direction.
+
+    In a mesh, this is the rate from a die to each other die. In other networks, it is the total rate of a die.
     """
     latency: Quantity
     mesh: bool = False
@@ -48,7 +49,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_cluster(text: str) -> tuple[str, Cluster]:
-    """Return (name or path of the SoC, cluster) from text like `2x8x910b3` or from a TOML file.
+    """Return (name or path of the SoC, cluster). `text` is a description like `2x8x910b3`, or the path of a TOML file.
 
     Raises UsageError for text that does not describe a cluster, FormatError for an invalid file.
     """
@@ -63,8 +64,9 @@ def load_cluster(text: str) -> tuple[str, Cluster]:
 
 
 def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
-    """Return the device as a die of the cluster. The cluster's name is appended to the device's version, because
-    clusters change predictions.
+    """Return the device as a die of the cluster.
+
+    The cluster's name is appended to the device's version, because clusters change predictions.
     """
     version = f"{device.version} in {cluster.name}"
     return msgspec.structs.replace(device, cluster=cluster, version=version)

@@ -45,8 +45,9 @@ RETIRED = frozenset({"reread_reach"})
 """Rates that are accepted in files of version 1 but not used any more."""
 
 MAX_PULL = 10.0
-"""Maximum absolute weight of a neighbour in a file. Weights can be large: close neighbours that disagree have larger
-weights than their combined effect.
+"""Maximum absolute weight of a neighbour in a file.
+
+Weights can be large: if close neighbours disagree, their single weights are larger than their combined effect.
 """
 
 MOST_MEASURED = 2000
@@ -86,9 +87,9 @@ OPTIONAL: dict[str, str] = {
 """Optional datasheet entries of a device, with their units.
 
 They give: the number of dies of a server; links other than `link`; the width of a vector core's instructions if it is
-not 128; the slowdown of a convolution that reads plain layouts (without this entry, layouts are converted for it); and
-rates of dtypes that only some cubes multiply. A dtype without an entry `macs_` cannot run on the cube; float64 never
-has one.
+not 128; the slowdown of a convolution that reads plain layouts; and rates of dtypes that only some cubes multiply.
+Without the entry for convolutions, layouts are converted for them. A dtype without an entry `macs_` cannot run on the
+cube; float64 never has one.
 """
 
 NUMBERS = (
@@ -175,7 +176,9 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     units: dict[str, str]
     rates: dict[str, Quantity]
     alone: dict[str, dict[str, Quantity]]
-    """Kind of device (`DeviceProfile.kind`) → factors for isolated calls, on rates and on `FAMILY_FACTORS`."""
+    """Factors for isolated calls, by kind of device (`DeviceProfile.kind`). They apply to rates and to
+    `FAMILY_FACTORS`.
+    """
     families: dict[str, FamilyEntry]
 
 
@@ -210,7 +213,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memories and data paths of a core: default values, and values that replace them on single devices."""
+    """Memories and data paths of a core: default values, and values that replace the defaults on single devices."""
 
     schema_version: int
     pipes: dict[str, Quantity]
@@ -279,8 +282,9 @@ def _check_entries(entries: object, kind: type[Any], where: str) -> None:
 
 @lru_cache(maxsize=1)
 def load_model() -> ModelFile:
-    """Load the shared cost model and check it. Every rate must be present, every number must have a unit, and no kernel
-    type may be in two families.
+    """Load the shared cost model and check it.
+
+    Every rate must be present, every number must have a unit, and no kernel type may be in two families.
     """
     model: ModelFile = _decode((FOLDER / "_model.toml").read_bytes(), ModelFile, "_model.toml")
     _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
@@ -495,8 +499,8 @@ _bare: dict[object, DeviceProfile] = {}
 REFERENCE = {"910": "910b2", "950": "950pr"}
 """Kind of device → device whose constants are used for isolated calls on all devices of the kind.
 
-The constants are shared for this reason: otherwise, a larger device could be predicted slower only because a network
-was measured on it. Factors and measured calls are relative to these devices.
+If the constants were not shared, a larger device could be predicted slower only because a network was measured on it.
+Factors and measured calls are relative to these devices.
 """
 
 
@@ -518,7 +522,7 @@ _alone: dict[object, DeviceProfile] = {}
 
 
 def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DeviceProfile:
-    """Return a device with the rates and families of another device, but with its own record of what was measured."""
+    """Return a device with the rates and families of another device. Its own record of what was measured is kept."""
     kept = ("samples", "samples_elsewhere", "measured_here", "measured_elsewhere", "states")
     families = {
         name: msgspec.structs.replace(family, **{field: getattr(device.families[name], field) for field in kept})
@@ -528,8 +532,9 @@ def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DevicePro
 
 
 def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:
-    """Return the device with its rates and families multiplied by factors for isolated calls. Its measured neighbours
-    are removed, because they are kernels in networks.
+    """Return the device with its rates and families multiplied by factors for isolated calls.
+
+    Its measured neighbours are removed, because they are kernels in networks.
     """
     rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
     families = {name: _scaled(family, factors) for name, family in device.families.items()}
@@ -641,7 +646,10 @@ def load_file(name_or_path: str | Path) -> DeviceFile:
 
 
 def _check_base_version(file: DeviceFile, base: DeviceFile, where: str) -> None:
-    """Raise FormatError if the measured calls were compared with predictions of another version of the base device."""
+    """Check that the measured calls were compared with predictions of the installed version of the base device.
+
+    Raises FormatError if it was another version.
+    """
     if file.base_version and file.base_version != base.version:
         raise FormatError(
             f"{where}: its measured calls were calibrated against version {file.base_version} of "

@@ -23,8 +23,9 @@ Row = tuple[str, str, str, str, str]
 
 
 def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, str]:
-    """Return the source and confidence of a family's constants. `samples` is the number of kernels measured on this
-    SoC, `samples_elsewhere` that on other SoCs.
+    """Return the source and confidence of a family's constants.
+
+    `samples` is the number of kernels measured on this SoC, `samples_elsewhere` the number measured on other SoCs.
     """
     if samples:
         return {"source": source, "confidence": "fitted"}
@@ -85,12 +86,12 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
 
 
 FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"}
-"""Values in the column `constant` of rows that describe the measurements rather than the fit."""
+"""Values in the column `constant` of rows that describe the measurements. The other rows describe the fit."""
 
 
 def counts_of(rows: tuple[Row, ...]) -> dict[str, int]:
-    """Count the fitted numbers: constants shared by all devices, constants of single devices, and weights of measured
-    kernels.
+    """Return the number of fitted values of each kind: constants shared by all devices, constants of single devices,
+    and weights of measured kernels.
     """
     constants = [row for row in rows if not row[3] and row[2] not in FACTS]
     shared = sum(not row[1] for row in constants)

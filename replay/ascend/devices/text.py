@@ -144,8 +144,9 @@ def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
 
 
 def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
-    """Return the TOML text of a calibrated device: its datasheet, and what differs from the shared model. `header`
-    becomes comment lines.
+    """Return the TOML text of a calibrated device.
+
+    It contains the device's datasheet and what differs from the shared model. `header` becomes comment lines.
     """
     shared, model = load_model(), datasheet_only(device)
     parts = ["".join(f"# {line}\n" for line in header.splitlines())]

@@ -14,7 +14,9 @@ from opreplay.traces.errors import FormatError
 from opreplay.traces.toml_text import parse_toml
 
 Work = Literal["copy", "reduce", "send"]
-"""Kind of transfer: "copy", "reduce" with an inline reduction of received data, or "send" to a single peer."""
+"""Kind of transfer. "copy" only copies, "reduce" also reduces the received data inline, and "send" goes to a single
+peer.
+"""
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -32,21 +32,27 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """Number of unique kernels."""
     mape: float
-    """Mean of |predicted - measured| / measured over unique kernels; both times are medians over launches."""
+    """Mean of |predicted - measured| / measured over unique kernels. Both times of a kernel are medians over its
+    launches.
+    """
     median_ape: float
     p90_ape: float
     wape: float
-    """Sum over all launches of |predicted - measured|, divided by the sum of measured: errors weighted by time."""
+    """Sum of |predicted - measured| over all launches, divided by the sum of measured. It is the relative error
+    weighted by time.
+    """
     total_error: float
-    """(sum of predicted - sum of measured) / sum of measured over all launches; positive and negative errors cancel."""
+    """(sum of predicted - sum of measured) / sum of measured, over all launches. Positive and negative errors
+    cancel.
+    """
     in_band: float
     """Share of unique kernels whose measured time is within their 80 % band."""
     within_10: float = float("nan")
     """Share of unique kernels predicted within 10 % of the measured time."""
     within_25: float = float("nan")
     capped_wape: float = float("nan")
-    """`wape` with the weight of each kernel capped at MOST_WEIGHT of the total, so that one huge kernel does not
-    dominate.
+    """`wape` with the weight of each kernel capped at MOST_WEIGHT of the total weight. The cap prevents one huge kernel
+    from dominating.
     """
 
 
@@ -100,8 +106,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     extrapolated: bool = False
     """Whether the kernel is far from all measurements of its family."""
     shipped_us: float | None = None
-    """Time that `op` predicts. It is set only if `predicted_us` was computed without the measurements of this kernel's
-    own source; otherwise None.
+    """Time that `op` predicts, which uses all measurements.
+
+    It is set only if `predicted_us` was computed without the measurements of this kernel's own source; otherwise None.
     """
 
     @property
@@ -111,9 +118,10 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launches(table: KernelTable) -> list[Launch]:
-    """Return the measured rows of a table. If the table lists launches in order, they include the reuse distances of
-    their tensors. Rows without a duration are not returned, but count for these distances, because they use memory,
-    too.
+    """Return the measured rows of a table.
+
+    If the table lists launches in order, they include the reuse distances of their tensors. Rows without a duration are
+    not returned. They still count for the reuse distances, because they use memory, too.
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
@@ -167,8 +175,9 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
 
 
 def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
-    """Return (time in microseconds, band factor, whether extrapolated) for all kernels of a launch, assuming
-    independent errors.
+    """Return (time in microseconds, band factor, whether extrapolated) for all kernels of a launch together.
+
+    The band factor assumes that the kernels' errors are independent.
     """
     total = square = 0.0
     far = False
@@ -193,8 +202,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def errors_of(compared: Sequence[Compared]) -> Errors:
-    """Return errors over unique kernels (`mape`, `median_ape`, `p90_ape`) and over all launches; NaN if there are no
-    kernels.
+    """Return the errors of predictions: `mape`, `median_ape` and `p90_ape` over unique kernels, the others over all
+    launches.
+
+    All are NaN if there are no kernels.
     """
     if not compared:
         nan = float("nan")
@@ -216,8 +227,9 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
 
 
 def _capped(compared: Sequence[Compared]) -> float:
-    """Return the WAPE (error weighted by time) with each kernel's weight capped at MOST_WEIGHT of the sum. The cap is
-    raised if there are too few kernels for it.
+    """Return the WAPE (error weighted by time) with each kernel's weight capped at MOST_WEIGHT of the total weight.
+
+    If there are too few kernels for this cap, it is raised.
     """
     share = max(MOST_WEIGHT, 1 / len(compared))
     weights = [c.total_us for c in compared]

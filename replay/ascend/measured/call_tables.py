@@ -54,7 +54,7 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return a key computed from call, device and time. It does not depend on the table that the row is in."""
+        """Return a key computed from call, device and time. The table that the row is in does not change the key."""
         return blake2b(f"{self.text}|{self.soc}|{self.time_us:g}".encode(), digest_size=6).hexdigest()
 
 
@@ -92,9 +92,9 @@ def read_call_table(
     """Read the usable calls of a table.
 
     `soc` is the device for rows that name none. Only rows that `only` accepts are read and counted. Of these, a row is
-    left out and counted by reason if it has no time, an unknown device, a value other than "yes" in the column `exact`,
-    or does not describe a call. Raises TraceError if the file cannot be read, Malformed if it holds no call, TooLarge
-    for more than MAX_ROWS rows.
+    left out and counted by reason in four cases: it has no time, it names an unknown device, the column `exact` has a
+    value other than "yes", or it does not describe a call. Raises TraceError if the file cannot be read, Malformed if
+    it holds no call, TooLarge for more than MAX_ROWS rows.
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
     with open_regular_text(path, MAX_TABLE_BYTES) as file:
@@ -159,8 +159,9 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
 
 
 MISLABELLED = {("flagos-ai/FlagGems", "910b4"): "910b4-1"}
-"""(project, device as named in its tables) → actual device. The named device is impossible: 1 GB of weights in 769 us
-is 1.32 TB/s, but a 910B4 has only 0.8 TB/s.
+"""(project, device as named in its tables) → actual device.
+
+The named device is impossible: reading 1 GB of weights in 769 us is 1.32 TB/s, but a 910B4 has only 0.8 TB/s.
 """
 
 
@@ -187,7 +188,7 @@ def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
     """Return the op of each call, or the reason why `opreplay op` rejects the text.
 
     All calls are resolved together, which takes a tenth of the time of resolving each separately. If this fails, the
-    calls are split in halves that are resolved separately, until the failing call is found.
+    calls are split in halves, which are resolved separately. This is repeated until the failing call is found.
     """
     if not texts:
         return {}

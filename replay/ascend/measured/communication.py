@@ -1,6 +1,5 @@
 # pyright: strict
-"""Reads transfers measured by the Ascend profiler: communication.json, communication_matrix.json, and tables of
-transfers.
+"""Reads transfers measured by the Ascend profiler from communication.json, communication_matrix.json or tables.
 
 The JSON files have the format written by torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group. Each
 op@group has times and, for each transport, the bytes, the time and the packets of each size.

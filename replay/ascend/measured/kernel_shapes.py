@@ -70,8 +70,8 @@ NO_OUTPUTS = frozenset({"MemSet", "ApplyAdamWV2", "ApplyAdamW"})
 def complete_outputs(kernel_type: str, inputs: Inputs) -> Outputs:
     """Return the estimated outputs of a kernel type.
 
-    If nothing is known about the type, they have the first input's shape and dtype. Matrix products get no outputs,
-    because their sizes follow from the operands (see `cost.cube.gemm_of`).
+    If nothing is known about the type, there is one output with the first input's shape and dtype. Matrix products get
+    no outputs, because their sizes follow from the operands (see `cost.cube.gemm_of`).
     """
     tensors = [spec for spec in inputs if spec is not None]
     if not tensors or kernel_type in NO_OUTPUTS or any(word in kernel_type for word in ("atMul", "atmul", "Attention")):

@@ -28,11 +28,15 @@ class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     verdict: Verdict
-    """"same" if all types and counts agree; "close" if they differ only in helper kernels and in versions of a type
-    ("MatMulV2", "MatMulV3"); otherwise "differs".
+    """"same" if all types and counts agree.
+
+    "close" if they differ only in helper kernels and in versions of a type ("MatMulV2", "MatMulV3"). Otherwise
+    "differs".
     """
     recorded: dict[str, float]
-    """Kernel type → recorded launches per call, on average; calls of one signature may run different kernels."""
+    """Average number of recorded launches per call, by kernel type. It is an average, because calls of one signature
+    may run different kernels.
+    """
     lowered: dict[str, int]
     recorded_us: float
     """Recorded time in microseconds, over all calls, of the kernels whose type is recorded."""

@@ -22,7 +22,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     rules: float
     """Share predicted by built-in lowering rules."""
     invented: float
-    """Share predicted by built-in rules from sizes that no argument gives, or that the recorded time contradicts."""
+    """Share that built-in rules predict from doubtful sizes: no argument gives the sizes, or the recorded time
+    contradicts them.
+    """
     bytes: float
     """Share predicted from the bytes of the arguments only."""
     ops: int
@@ -67,8 +69,9 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
-    """Return the share of the predicted time that has this confidence. If nothing is predicted, "uncalibrated"
-    has a share of 1 and all other confidences have a share of 0.
+    """Return the share of the predicted time that has this confidence.
+
+    If nothing is predicted, "uncalibrated" has a share of 1 and all other confidences have a share of 0.
     """
     by_confidence = summed(times_us)
     total_us = sum(by_confidence.values())
@@ -84,7 +87,7 @@ MEASURED = {"call": "these calls", "op": "other calls of the same ops", "family"
 def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the shares of the predicted time that are based on the user's measurements.
 
-    Keys are those of `MEASURED` and say what was measured. `times_us` are (`Simulated.measured`, microseconds) of each
+    Keys are those of `MEASURED` and say what was measured. `times_us` has (`Simulated.measured`, microseconds) for each
     prediction.
     """
     by_nearest = summed(times_us)
@@ -103,8 +106,10 @@ def measured_text(shares: Mapping[str, float]) -> str:
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
-    """Return each op's share of the recorded device time. Without device time, shares are of the recorded host time;
-    without any recorded time, each op has the same share.
+    """Return each op's share of the recorded device time.
+
+    Without device time, the shares are those of the recorded host time. Without any recorded time, each op has the same
+    share.
     """
     for total, weight in ((plan.device_us_total, _device_us), (plan.host_us_total, _host_us)):
         if total > 0:
@@ -113,8 +118,10 @@ def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
 
 
 def clock_of(plan: ReplayPlan) -> str:
-    """Return what the shares of a plan refer to: "device time", the `host_clock` of its selection, or "ops" if no time
-    was recorded.
+    """Return what the shares of a plan refer to.
+
+    It is "device time" if device time was recorded, or else the `host_clock` of the selection; "ops" if no time was
+    recorded.
     """
     if plan.device_us_total > 0:
         return "device time"
@@ -122,8 +129,9 @@ def clock_of(plan: ReplayPlan) -> str:
 
 
 def host_clock(selection: object) -> str:
-    """Return the name of the host time that shares refer to. The selection "all" has its own name, because the time of
-    a nested call then also counts in each enclosing call.
+    """Return the name of the host time that shares refer to.
+
+    The selection "all" has its own name. With it, the time of a nested call also counts in each enclosing call.
     """
     return "the selected ops' host time" if selection == "all" else "host time"
 

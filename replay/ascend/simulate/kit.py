@@ -102,7 +102,9 @@ def make_kit(
 
 
 def _alone_us(op: ReplayOp, device: DeviceProfile, contents: ContentsOf) -> tuple[float, float]:
-    """Return the predicted microseconds of an isolated call: (with cold caches, with warm caches as in a loop)."""
+    """Return the predicted microseconds of an isolated call for two cache states: (cold caches, warm caches as in a
+    loop).
+    """
     cold, warm = (simulate_op(op, device, contents(op), l2).time_us for l2 in ("cold", "warm"))
     return cold, warm
 
@@ -141,7 +143,9 @@ def _chosen(
 def _write(
     calls: Sequence[Timed], texts: dict[str, str], registry: Registry, *, seed: int, memory_bytes: int
 ) -> dict[str, Reason]:
-    """Append the text of each call to `texts`; return the reasons for calls whose values cannot be described."""
+    """Append the text of each call to `texts`. If a call has values that cannot be described, its reason is returned
+    instead.
+    """
     from opreplay.replay.export.measure import encode_call
 
     failed: dict[str, Reason] = {}

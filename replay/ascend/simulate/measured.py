@@ -37,7 +37,9 @@ def estimate_of(op: ReplayOp, families_us: Mapping[str, float], simulated: Simul
 
 
 def adjust(simulated: Simulated, estimate: Estimate, device: DeviceProfile) -> tuple[float, Simulated]:
-    """Return the factor that the user's measurements give, and the prediction multiplied by it, with its new band."""
+    """Return two values: the factor that the user's measurements give, and the prediction multiplied by this factor,
+    with its new band.
+    """
     own = own_measurements(device.measured, in_network=simulated.l2 == "sequence").ask(estimate)
     time_us = simulated.time_us * own.factor
     is_of_op = own.nearest in ("call", "op")

@@ -79,7 +79,7 @@ BY_USER = ("user estimator", "user properties", "tile program", "user rule")
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     """Check whether a prediction covers the op's work.
 
-    False for labels that are costed by bytes, for ops without arguments, and for a call that no device can run.
+    It does not for labels that are costed by bytes, for ops without arguments, and for a call that no device can run.
     """
     if is_impossible(op) or simulated.by == "nothing":
         return False
@@ -133,7 +133,7 @@ def _band(parts: Parts, lowering: Lowering, total_us: float) -> tuple[float, flo
 
 
 def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
-    """Return the error factor of a sum of times, given (error factor, microseconds) of each time.
+    """Return the error factor of a sum of times. Each time is given as (error factor, microseconds).
 
     Errors of an op's kernels are assumed to be independent, so the squares of their deviations are added.
     """
@@ -178,13 +178,19 @@ def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
 NO_ELEMENTS = "no elements"
 """Bound of an op that launches nothing because its results have no elements."""
 LEAST_ASSUMED = 3.0
-"""Minimum band factor of an op with assumed sizes: weights may be half or twice as large, or have another precision."""
+"""Minimum band factor of an op with assumed sizes. It is this large because weights may be half or twice as large, or
+have another precision.
+"""
 EXTRAPOLATED_SHARE = 0.1
-"""Share of an op's time above which a kernel can make the op extrapolated or decide its evidence."""
+"""Minimum share of an op's time that a kernel must exceed to affect how the op is judged. Such a kernel can make the op
+extrapolated or decide its evidence.
+"""
 
 
 def state_of(l2: L2State) -> State:
-    """Return the cache state in which kernels are predicted; `_corrected` distinguishes loops from cold caches."""
+    """Return the cache state in which kernels are predicted. It is the same for loops and cold caches; `_corrected`
+    distinguishes these.
+    """
     return "network" if l2 == "sequence" else "cold" if l2 == "loop" else l2
 
 
@@ -197,12 +203,13 @@ def simulate_op(
 ) -> Simulated:
     """Predict one call of `op` on `device`: microseconds, bottleneck and an 80 % band.
 
-    Methods in order of precedence: a user's estimator (bound "custom"), a user's properties, a tile program registered
-    for the op, the lowering to kernels, the op's bytes (marked "uncalibrated"). `by` says which was used. Views cost
-    nothing and have the bound "none". `contents` describes the values of the arguments; by default, they are derived
-    from the batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected by measured
-    calls: those in `learned` or, by default, the shipped ones. Raises CustomOpError if a user's function fails,
-    InternalError for an error in opreplay.
+    The methods, in order of precedence, are: a user's estimator (bound "custom"); a user's properties; a tile program
+    registered for the op; the lowering to kernels; the op's bytes (marked "uncalibrated"). `by` says which was used.
+    Views cost nothing and have the bound "none".
+
+    `contents` describes the values of the arguments; by default, they are derived from the batch that the op ran in.
+    `l2` is the cache state at the start. An isolated call is corrected by measured calls: those in `learned` or, by
+    default, the shipped ones. Raises CustomOpError if a user's function fails, InternalError for an error in opreplay.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2, learned=learned)[0]
 
@@ -226,7 +233,7 @@ def simulate_in_turn(
 
 
 def simulate_kernels(op: ReplayOp, device: DeviceProfile, l2: L2State = "sequence") -> Simulated:
-    """Predict an op as `simulate_op` does, but from the lowered kernels only, ignoring user registrations."""
+    """Predict an op as `simulate_op` does, but only from the lowered kernels. User registrations are ignored."""
     return _by_kernels(op, device, Predictor(device), None, (), l2)[0]
 
 
@@ -297,8 +304,9 @@ def _together(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their predictions, and the op's prediction. Both are adjusted to the user's
-    measurements on the device.
+    """Return an op's kernels with their predictions, and the op's prediction.
+
+    Both are adjusted to the user's measurements on the device.
     """
     parts, simulated = _shipped(op, lowering, device, predict, cached, l2, learned)
     if not device.measured or simulated.time_us <= 0 or op.collective is not None:
@@ -317,7 +325,7 @@ def _shipped(
     l2: L2State,
     learned: Learned | None,
 ) -> tuple[Parts, Simulated]:
-    """Return an op's kernels with their times, and the op's prediction, both without the user's measurements.
+    """Return an op's kernels with their times, and the op's prediction. Neither uses the user's measurements.
 
     In a network, the prediction uses the device's fitted constants. For an isolated call, it uses the constants for
     isolated calls and is corrected by measured calls.
@@ -342,8 +350,8 @@ def _shipped(
 MOST_BELOW_WARM = 1.8
 """Maximum factor by which an irregular op may be predicted faster in a network than on warm caches.
 
-It may be faster at all for two reasons: programs of networks launch kernels faster than loops over one call do, and
-networks and loops were measured by different sources.
+It may be faster at all for two reasons. Programs of networks launch kernels faster than loops over one call do.
+Networks and loops were measured by different sources.
 """
 
 
@@ -353,8 +361,8 @@ def _at_least_warm(
     """Raise the predicted time of an irregular op in a network to at least its time on warm caches divided by
     `MOST_BELOW_WARM`.
 
-    The constants for networks come from few irregular calls, most of them small. The time on warm caches is a limit
-    because no network leaves more data in L2 than an identical call does.
+    This is done because the constants for networks come from few irregular calls, most of them small. The time on warm
+    caches is a limit because no network leaves more data in L2 than an identical call does.
     """
     if simulated.work != "irregular":
         return parts, simulated
@@ -375,7 +383,9 @@ def time_kernels(kernels: Sequence[KernelCall], predict: Predictor, state: State
 
 
 NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
-"""Forms whose predictions are not corrected: measured calls say too little; attention depends on contents."""
+"""Forms whose predictions are not corrected, because measured calls say too little about them. Attention is one of them
+because its time depends on contents.
+"""
 
 
 class Uncorrected(msgspec.Struct, frozen=True):
@@ -442,9 +452,9 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> T
 def _work_of(name: str, lowering: Lowering, longest: str) -> str:
     """Return a key for the work of an op.
 
-    For aten ops it consists of the kernel types, because several names request the same work. The copy of a tensor that
-    is then written in place (TensorMove) is not part of the key, unless it is the `longest` kernel. All programs on the
-    control processors have the same kernel type, so the key of an op that runs there is its name.
+    For aten ops, it consists of the kernel types, because several names request the same work. TensorMove, the copy of
+    a tensor that is then written in place, is not part of the key, unless it is the `longest` kernel. All programs on
+    the control processors have the same kernel type, so the key of an op that runs there is its name.
     """
     kinds = dict.fromkeys(call.type for call in lowering.kernels)
     if len(kinds) > 1 and longest != "TensorMove":
@@ -480,8 +490,9 @@ def _corrected(
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
-    """Return the prediction corrected by measured calls. The time is at least the lower bound of the op's kernels. The
-    band depends on the evidence and the kind of work.
+    """Return the prediction corrected by measured calls.
+
+    The time is at least the lower bound of the op's kernels. The band depends on the evidence and the kind of work.
     """
     simulated, parts = bare.simulated, bare.parts
     time_us = max(simulated.time_us * correction.factor, _least_us(simulated, parts, device))
@@ -501,7 +512,9 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
 
 
 COLDER: dict[L2State, tuple[L2State, ...]] = {"warm": ("cold", "loop"), "loop": ("cold",)}
-"""Cache state → colder states. A call is predicted to take at most as long as in each of these."""
+"""Colder states of a cache state. A call that starts in the state is predicted to take at most as long as in each of
+the colder states.
+"""
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:
@@ -519,10 +532,10 @@ def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
     """Return a lower bound on the time of a call in microseconds.
 
-    It is the larger of `least_us` of its kernels and the HBM time of the bytes that are not in L2. On cold caches, all
-    bytes read come from HBM. In a loop over more data than L2 holds, nothing is found in L2 again, because the least
-    recently used data are evicted first. Measured on a 910B2 with 192 MB of L2: a copy of 400 MB runs at 1.27 of 1.6
-    TB/s (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
+    It is the larger of two times: `least_us` of its kernels, and the HBM time of the bytes that are not in L2. On cold
+    caches, all bytes read come from HBM. In a loop over more data than L2 holds, nothing is found in L2 again, because
+    the least recently used data are evicted first. Measured on a 910B2 with 192 MB of L2: a copy of 400 MB runs at 1.27
+    of 1.6 TB/s (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
     """
     bare, calls = alone(device), [call for call, _ in parts]
     floor_us = sum(
@@ -540,16 +553,18 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
 
 
 MAX_MEASURED_HBM_SHARE = 0.94
-"""Maximum share of the HBM peak bandwidth over 1,200 public measured calls (gelu of 268 MB on a 910B2)."""
+"""Largest measured share of the HBM peak bandwidth, over 1,200 public measured calls. Gelu of 268 MB on a 910B2 reached
+it.
+"""
 ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIndexAdd"})
 """Lookup kernels that read one index per element."""
 
 
 def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
-    """Return the bytes of the tensors that an op's kernels read in full.
+    """Return the bytes of the tensors that an op's kernels read in full. Lookup tables do not count.
 
-    Each tensor counts once. If several kernels may have read the same tensor, the result is at least the bytes of the
-    kernel that reads most. Lookup tables do not count.
+    Each tensor counts once. Several kernels may have read the same tensor. The result is at least the bytes of the
+    kernel that reads most.
     """
     first_bytes, largest_bytes = 0.0, 0.0
     for call, touches in zip(calls, touches_in(calls, "cold"), strict=True):
@@ -562,11 +577,10 @@ def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
-    """Return a text that says how each kernel of a user's rule is costed: as a kernel of a family, or by its bytes if
-    its name is unknown.
+    """Return a text that says how each kernel of a user's rule is costed.
 
-    If the op's arguments have no names, the text also says which argument was used for each name that the rule
-    requested.
+    It is costed as a kernel of a family or, if its name is unknown, by its bytes. If the op's arguments have no names,
+    the text also says which argument was used for each name that the rule requested.
     """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
@@ -586,9 +600,7 @@ _NOTHING = Simulated(
 
 
 def _is_absurd_kernel(call: KernelCall) -> bool:
-    """Check whether a kernel has more elements than any memory holds, which means that the op's arguments are
-    invalid.
-    """
+    """Check whether a kernel has more elements than any memory holds. If so, the op's arguments are invalid."""
     specs = [spec for spec in (*call.inputs, *call.outputs) if spec is not None]
     return any(math.prod(spec.shape) > MOST_ELEMENTS for spec in specs)
 
@@ -614,8 +626,8 @@ def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str
 
 
 _PACKED = frozenset({"int4", "uint8", "int32"})
-"""Dtypes of packed weights and of indices that a kernel lists first. The cube does not multiply them directly: they are
-unpacked for it.
+"""Dtypes of first inputs that the cube does not multiply directly. They are packed weights, which are unpacked for it,
+and indices that a kernel lists first.
 """
 
 
@@ -635,7 +647,7 @@ def _marked(simulated: Simulated, dtype: str) -> Simulated:
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
-    """Return a prediction from a user's registration, with the band of an unknown kernel because it was not
+    """Return a prediction from a user's registration. It gets the band of an unknown kernel, because it was not
     calibrated.
     """
     time_us = sum(terms.values())

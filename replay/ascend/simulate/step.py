@@ -1,6 +1,7 @@
 # pyright: strict
-"""Predicts a whole step on a simulated device: its total with a band, and where the time goes. Only adds up the
-predictions of ops; contains no cost formulas.
+"""Predicts a whole step on a simulated device: its total with a band, and where the time goes.
+
+Only adds up the predictions of ops; contains no cost formulas.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     uncalibrated_share: float
     """Share of the predicted time in ops with a kernel family that was not measured on any SoC.
 
-    It is 1 if nothing is predicted (also in timelines). `coverage` computes another share: how much of the recorded
-    time predictions cover.
+    It is 1 if nothing is predicted (also in timelines). `coverage` computes another share: the part of the recorded
+    time that predictions cover.
     """
     ops: tuple[OpStep, ...]
     measured: dict[str, float] = {}
@@ -61,14 +62,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     l2: L2State = "sequence"
     """Cache state assumed at the start of each op."""
     peaks: tuple[float, ...] = ()
-    """Resources by which devices are compared. A device with at least as much of each as another should be at least as
-    fast. In this order: cube cores times clock, vector cores times clock, L2, HBM, the cube's rate for each of
-    `COMPARED_DTYPES`, and the cube's output buffer.
+    """Resources by which devices are compared.
+
+    A device with at least as much of each as another should be at least as fast. They are, in this order: cube cores
+    times clock, vector cores times clock, L2, HBM, the cube's rate for each of `COMPARED_DTYPES`, and the cube's output
+    buffer.
     """
     hbm_bytes: float | None = None
     """Memory size of the device in bytes."""
     failed: dict[str, str] = {}
-    """Op id → why it has no prediction: a user's function failed, or its cost cannot be determined."""
+    """Reasons why ops have no prediction, by op id: a user's function failed, or the cost cannot be determined."""
     pass_us: float = 0.0
     """Time of one pass through the recorded or captured step; 0 without such a step. (`total_us` covers all calls.)"""
     pass_bytes: int = 0
@@ -78,8 +81,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond_hbm(self) -> float | None:
-        """Return the bytes/s that HBM would have to deliver to reach the predicted time, if this exceeds the HBM peak;
-        otherwise None. Such a prediction is too short.
+        """Return the bytes/s that HBM would have to deliver to reach the predicted time, if this exceeds the HBM peak.
+
+        A prediction with such a rate is too short. Returns None if the peak is not exceeded.
         """
         l2_bytes, hbm_bytes_per_s = self.peaks[2:4] or (0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
@@ -108,8 +112,8 @@ def inversions(steps: Sequence[Step]) -> list[Inversion]:
     """Return pairs of devices for which some ops are predicted to be faster on the smaller device, by more than
     `NOTABLE`.
 
-    The cause is calibration: launches and kernels were measured on one device, but for the other they were copied or
-    not measured.
+    The cause is calibration. Launches and kernels were measured on one of the devices. For the other, they were copied
+    or not measured.
     """
     inverted: list[Inversion] = []
     for small, large in itertools.permutations(steps, 2):
@@ -147,7 +151,7 @@ def simulate_step(
 
     Labels and ops without arguments are left out, because their time is unknown, not 0. `contents` describes the values
     of an op's arguments, if they affect its time. `cached` gives the cache state of each op's kernels, by op id (see
-    `step_residency`); `l2` sets one cache state for every op instead.
+    `step_residency`). `l2` sets one cache state for every op instead.
 
     For the band, errors of kernels in one family are assumed to be correlated and add up. Errors of different families
     are assumed to be independent.
@@ -198,9 +202,9 @@ def simulate_step(
 def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
     """Return the 80 % deviations of the total: downward in log microseconds, upward in microseconds.
 
-    Each op has the band of its own prediction. Errors of ops in one kernel family add up; families are independent.
-    Upward deviations are not added as logarithms: an op that may take eight times as long would then contribute too
-    little.
+    Each op has the band of its own prediction. Errors of ops in one kernel family add up. Errors of different families
+    are independent. Upward deviations are not added as logarithms, because an op that may take eight times as long
+    would then contribute too little.
     """
     below, above = dict[str, float](), dict[str, float]()
     for part in parts:
@@ -226,10 +230,10 @@ def _largest_first(times: dict[str, float]) -> dict[str, float]:
 
 
 def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[ReplayOp, OpStep, float]]:
-    """Return the `number` ops that lose most time compared with the recorded device, worst first.
+    """Return the `number` ops that lose the most time compared with the recorded device, worst first.
 
-    The loss is in microseconds over all calls. Ops without recorded device time are left out, because there is nothing
-    to compare with.
+    The loss is the predicted time minus the recorded time, in microseconds over all calls. Ops without recorded device
+    time are left out, because there is nothing to compare with.
     """
     known = {op.id: op for op in ops}
     lost = [

@@ -1,8 +1,9 @@
 # pyright: strict
 """Derives the cache contents at each op from the calls of a recorded step and the identity of their tensors.
 
-Goes through the calls of the step. `residency` computes reuse distances and models the caches; `sequence.linking` finds
-the result that an argument comes from. The step is assumed to repeat, so that a parameter was last used one step ago.
+Goes through the calls of the step. The step is assumed to repeat, so that a parameter was last used one step ago.
+`residency` computes reuse distances and models the caches. `sequence.linking` finds the result that an argument comes
+from.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container
 
 
 def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
-    """Return the kernels that an op launches; none if a user's rule fails, because the op's prediction reports that."""
+    """Return the kernels that an op launches. If a user's rule fails, there are none; the op's prediction reports the
+    failure.
+    """
     try:
         return lower(op, contents).kernels
     except CustomOpError:
@@ -150,8 +153,9 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 
 def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
-    """Yield (op index, kernel number, tensor uses, whether the kernel's code is cached) for each launch of a step. The
-    step is assumed to have run once before.
+    """Yield (op index, kernel number, tensor uses, whether the kernel's code is cached) for each launch of a step.
+
+    The step is assumed to have run once before.
     """
     ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -189,8 +193,10 @@ def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
 
 
 def _matched(specs: Sequence[TensorSpec | None], tensors: Sequence[_Tensor]) -> list[Hashable]:
-    """Match each tensor of a kernel to the first op tensor with the same dtype and number of elements that is not
-    matched yet. Returns the identities of the matched tensors; None for a tensor without a match.
+    """Match each tensor of a kernel to an op's tensor, and return the identities of the matched tensors.
+
+    The match is the first op tensor with the same dtype and number of elements that is not matched yet. A tensor
+    without a match has the identity None.
     """
     unmatched = list(tensors)
     out: list[Hashable] = []

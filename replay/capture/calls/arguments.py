@@ -20,7 +20,7 @@ from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
 ALIGNED_BYTES = 512
-"""Alignment of torch's memory allocators: storage offsets are recorded modulo this number of bytes."""
+"""Alignment of torch's memory allocators, in bytes. Storage offsets are recorded modulo this number."""
 MAX_TEXT = 128
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _WRAPPED = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
@@ -71,8 +71,10 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
 
 
 def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
-    """Return two lists with one entry for each span (storage, begin byte, end byte). The first holds the byte that the
-    span's offset is relative to. The second holds a number that overlapping spans share.
+    """Return two lists with one entry for each span (storage, begin byte, end byte).
+
+    The first list holds the byte from which the span's offset is counted. The second holds a number that overlapping
+    spans share, and None for spans that overlap no other.
     """
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
     numbers: list[int | None] = [None] * len(spans)
@@ -186,7 +188,7 @@ def _plain(value: Any) -> Any:
 def of_numbers(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Wrap `torch.tensor` so that it reads the tensors in a list one by one.
 
-    A dispatch mode then sees each read, and fake tensors with known values can return them.
+    A dispatch mode then sees each read. If fake tensors have known values, the mode can return them.
     """
 
     def called(data: Any, **named: Any) -> torch.Tensor:

@@ -22,8 +22,8 @@ _PEERS = ("src", "dst")
 def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> Collective | None:
     """Return the collective that a call performs, as seen by the calling rank.
 
-    None for any other op, and if the arguments are ambiguous. `reduce_op` is "" for c10d ops, because Python cannot
-    read their reduction.
+    None if the op is no collective, or if its arguments are ambiguous. `reduce_op` is "" for c10d ops, because Python
+    cannot read their reduction.
     """
     kind = kind_of(spec.name) if spec.name.partition("::")[0] in COLLECTIVE_NAMESPACES else None
     if kind is None:  # `group` of native_group_norm is a number
@@ -119,7 +119,7 @@ def _sizes(
 
 
 def _splits(rows: Any, total: int) -> tuple[int, ...]:
-    """Return the number of elements in each split, computed from the numbers of rows; () for even splits."""
+    """Return the number of elements in each split, computed from the numbers of rows. () if all splits are equal."""
     counts = tuple(int(row) for row in rows or ())
     if not sum(counts) or total % sum(counts):
         return ()

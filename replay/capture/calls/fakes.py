@@ -1,7 +1,7 @@
 """Replaces real tensors in a step by fake ones and leaves the real ones unchanged.
 
-torch's own fake mode is not sufficient: it runs an op on real data if all its tensors are real, and would so write to
-the user's parameters.
+Torch's own fake mode is not sufficient: if all tensors of an op are real, it runs the op on the real data. It would
+thus write to the user's parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
 _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
-"""Ops that create a tensor from Python numbers. A fake tensor can store these values only if it sees this call."""
+"""Ops that create a tensor from Python numbers. A fake tensor can keep these numbers only if it sees the call of such
+an op.
+"""
 
 
 _MAX_KNOWN = 1 << 18
@@ -126,16 +128,14 @@ def _view_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[in
 
 
 class _Known:
-    """Values of fake tensors that depend neither on inputs nor on random numbers: positions, ranges, masks for a
-    length.
+    """Values of fake tensors that depend neither on inputs nor on random numbers, such as positions, ranges and masks
+    for a length.
     """
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._answers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Tensor that holds the results of an elementwise finiteness test → what the test returns for a
-        finite element.
-        """
+        """Result tensor of an elementwise finiteness test → what the test returns for a finite element."""
         self.notes: tuple[str, ...] = ()
         """Assumptions about values."""
 
@@ -149,8 +149,10 @@ class _Known:
             self._real.pop(tensor, None)
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """Track the known values through a call that has been made. If all its inputs are known, its result is
-        computed. Otherwise known values that the call overwrites are dropped.
+        """Track the known values through a call that has been made.
+
+        If all inputs of the call are known, its result is computed. Otherwise, known values that the call overwrites
+        are dropped.
         """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not is_lift(func) and func not in _LOOKS and not any(tensor in self._real for tensor in tensors):
@@ -198,8 +200,8 @@ class _Known:
     def _of_finite_numbers(self, func: Any, args: Any, returned: Any) -> torch.Tensor | None:
         """Return the result of `all` or `any` in a check for non-finite numbers.
 
-        It is assumed that there are none, as in a working step. Also tracks the other calls of the check, because
-        `isfinite` consists of four.
+        All numbers are assumed to be finite, as in a working step. The other calls of the check are tracked too,
+        because `isfinite` consists of four calls.
         """
         answer = self._answers.get(args[0]) if isinstance(args[0], torch.Tensor) else None
         if answer is not None and func in _SUMMARIES:
@@ -241,7 +243,7 @@ class Fakes:
 
     @contextmanager
     def constructing(self) -> Generator[None, None, None]:
-        """Context for building a model: weights have no values, and initializers do not read them."""
+        """Context for building a model. Weights have no values, and initializers do not read them."""
         self._corrected.constructing = True
         try:
             yield
@@ -261,7 +263,7 @@ class Fakes:
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
-        """Context that enters the fake mode and lets modules be moved and cast, which torch refuses for parameters in
+        """Context that enters the fake mode. In it, modules can be moved and cast; torch refuses this for parameters in
         the mode's memo.
         """
         utils: Any = torch.utils
@@ -297,7 +299,7 @@ class Fakes:
 
     @contextmanager
     def taken_for_real(self) -> Generator[None, None, None]:
-        """Context for running a step, in which libraries that detect fake tensors treat them like real ones, if
+        """Context for running a step. Libraries that detect fake tensors treat them like real ones in it, if
         possible.
         """
         foreach: Any = import_module("torch.utils._foreach_utils")

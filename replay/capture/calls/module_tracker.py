@@ -1,7 +1,7 @@
 """Tracks which module makes each call of a step, and whether the call belongs to forward, backward or the optimizer.
 
-A call in backward belongs to the module whose forward created its autograd node. The node is identified by its sequence
-number, which it got at its creation. So no hooks on tensors are needed, and the step is unchanged.
+A call in backward belongs to the module whose forward created its autograd node. The node is identified by the sequence
+number that it got when it was created. So no hooks on tensors are needed, and the step is unchanged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class ModuleTracker:
     """Tracks modules, optimizers and autograd while a step runs."""
 
     def __init__(self, storages: Storages, *, device: LikeDevice = "cpu") -> None:
-        """`device` determines whether optimizers use the foreach implementation by default, or update parameters one by
-        one.
+        """`device` determines the default of optimizers: the foreach implementation, or updating parameters
+        one by one.
         """
         self._storages, self._by_list = storages, device != "cpu"
         self._one_by_one: dict[str, None] = {}
-        """Names of optimizers that update parameters one by one, but would use foreach by default on another device."""
+        """Names of optimizers that update parameters one by one here. On another device, they would use foreach by
+        default.
+        """
         self._lists: list[dict[str, Any]] = []
         """Parameter groups that were switched to foreach for this step."""
         self._stack: list[int] = []
@@ -49,7 +51,7 @@ class ModuleTracker:
         self._stepping = 0
         self._saved = _SavedState()
         self.counters: set[int] = set()
-        """Storages of optimizer step counters, which torch keeps on the host even if parameters are on a device."""
+        """Storages of optimizer step counters. Torch keeps these on the host even if parameters are on a device."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -85,7 +87,9 @@ class ModuleTracker:
                 self._storages.describe(buffer, "buffer", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
 
     def state(self) -> list[tuple[str, torch.Tensor]]:
-        """Return parameters and buffers of all models, by name; for a DTensor or similar, its inner tensors."""
+        """Return parameters and buffers of all models, by name. A DTensor or similar is replaced by its inner
+        tensors.
+        """
         return [
             (f"{prefix}{name}", part)
             for prefix, root in zip(self._prefixes, self._roots, strict=True)
@@ -212,7 +216,7 @@ _COUNTED = ("step", "mu_product")
 def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the step counters that torch.optim keeps in host tensors.
 
-    There are none if the optimizer is fused or capturable. Nor are there any for ASGD, which counts on the device.
+    There are none if the optimizer is fused or capturable, or if it is ASGD, which counts on the device.
     """
     if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.ASGD):
         return
@@ -254,7 +258,9 @@ class _SavedState:
                 self._save_gradient(parameter)
 
     def restore(self) -> None:
-        """Restore gradients, buffers and states that were real; those created during the step stay fake."""
+        """Restore gradients, buffers and states that were real before the step. Those created during the step stay
+        fake.
+        """
         for parameter, gradient in self._gradients.values():
             if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient

@@ -47,13 +47,15 @@ _COMPOSED: dict[Any, bool] = {}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Look = Callable[[int, list[torch.Tensor], Any], None]
-"""Function that is called twice for each recorded call, with the call's number and tensor arguments. The first time is
-before the call runs, with None as the result; the second time is after it, with its results.
+"""Function that is called before and after each recorded call, with the call's number, its tensor arguments and its
+results. Before the call, the results are None.
 """
 
 
 class Recorder(TorchDispatchMode):
-    """Records calls while it is active. An operation on a tensor subclass is recorded as the calls that it makes."""
+    """Records calls while it is active. An operation on a tensor subclass is recorded as the calls that the subclass
+    makes.
+    """
 
     supports_higher_order_operators = True
     """Lets higher-order operators reach this mode, which raises UsageError for them."""
@@ -76,8 +78,8 @@ class Recorder(TorchDispatchMode):
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
         self._slots: list[tuple[list[int], list[int]]] = []
-        """For each op: indices, among a call's tensors, of the op's tensor arguments (-1 for a Python number) and of
-        its results.
+        """For each op, two lists of indices into a call's tensors: of the op's tensor arguments (-1 for a Python
+        number), and of its results.
         """
         self._specs: dict[Any, OpSpec] = {}
         self.calls: list[int] = []
@@ -124,7 +126,9 @@ class Recorder(TorchDispatchMode):
         return _ADD_IN_PLACE if is_sum else func
 
     def _recorded(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run a call that is not composed of other calls; record it unless it only recreates an existing view."""
+        """Run a call that is not composed of other calls, and record it. A call that only recreates an existing view is
+        not recorded.
+        """
         views = self.without_mode.views
         if self._fakes is not None and args and views.is_again(func, args):
             return func(*args, **named)
@@ -137,8 +141,8 @@ class Recorder(TorchDispatchMode):
         return returned
 
     def _lifted(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Record the creation of a tensor from Python numbers, including the allocation and the detach, which no mode
-        sees.
+        """Record the creation of a tensor from Python numbers. This includes the allocation and the detach, which no
+        mode sees.
         """
         like: torch.Tensor = args[0]
         detached = self.without_mode.makes_tensor
@@ -276,8 +280,8 @@ def _refusal(
 
 
 def _decides_itself(kind: type) -> bool:
-    """Check whether tensors of this type handle `__torch_dispatch__` themselves, as a DTensor does. False for fake
-    tensors.
+    """Check whether tensors of this type handle `__torch_dispatch__` themselves, as a DTensor does. The result is False
+    for fake tensors.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -287,7 +291,9 @@ def _decides_itself(kind: type) -> bool:
 
 
 def _is_composed(func: Any) -> bool:
-    """Check whether torch composes an op of other ops on every device; an op with its own kernel counts as one call."""
+    """Check whether torch composes an op of other ops on every device. An op that has its own kernel on some device is
+    not composed; it counts as one call.
+    """
     composed = _COMPOSED.get(func)
     if composed is None:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -300,9 +306,9 @@ def _is_composed(func: Any) -> bool:
 def _is_internal(func: Any) -> bool:
     """Check whether a call is not part of the step.
 
-    Such a call is a query, or a detach by which torch itself saves a tensor for backward. torch's own detach is
-    dispatched only because a mode is active. It is told from a user's detach by the autograd keys: a user's detach
-    arrives from below autograd, where they are excluded.
+    Such a call is a query, or a detach by which torch itself saves a tensor for backward. Torch's own detach is
+    dispatched only because a mode is active. The autograd keys distinguish it from a user's detach: this one arrives
+    from below autograd, where the keys are excluded.
     """
     if func is not _DETACH or torch.is_inference_mode_enabled():
         return func.namespace in _QUERIES
@@ -325,7 +331,8 @@ def _slots(
 ) -> tuple[list[int], list[int]]:
     """Return two lists of indices into a call's tensors: for the op's tensor arguments, and for its results.
 
-    The index is -1 for a Python number in place of a tensor. A value that is no tensor in the plan has no index.
+    If an argument is a Python number in place of a tensor, its index is -1. Values that are no tensors in the plan have
+    no entry.
     """
     places = {id(tensor): at for at, tensor in enumerate(inputs)}
     slots: list[int] = []
@@ -344,7 +351,9 @@ def _slots(
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:
-    """Return a call's FLOPs by a formula of `formulas`, or one registered with torch later; None if there is none."""
+    """Return a call's FLOPs by one of the project's `formulas`, or else by a formula registered with torch. None if
+    there is no formula.
+    """
     from torch.utils.flop_counter import flop_registry
 
     from opreplay.replay.arguments.operations import formulas

@@ -75,8 +75,9 @@ class Storages:
         return number
 
     def memory(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
-        """Return a number for the place in memory at which a dense tensor starts. A view that is conjugated or negated
-        gets another number than its base, although it starts at the same place.
+        """Return a number for the place in memory at which a dense tensor starts.
+
+        A view that is conjugated or negated starts at the same place as its base, but gets another number.
         """
         place = (
             self.number(tensor, outside=outside),
@@ -86,7 +87,7 @@ class Storages:
         return self._memories.setdefault(place, len(self._memories))
 
     def describe(self, tensor: torch.Tensor, kind: Kind, name: str = "", *, outside: bool = True) -> None:
-        """Record what kind of data a tensor's storage holds; the first kind recorded for a storage stays."""
+        """Record what kind of data a tensor's storage holds. The first kind recorded for a storage stays."""
         for real in inner_tensors(tensor):
             if _functorch.is_functorch_wrapped_tensor(real):
                 continue  # the model's own, as what transforms it sees it
@@ -99,7 +100,9 @@ class Storages:
                 entry.names[name] = None
 
     def of(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage. A real tensor is represented by the fake one that replaces it."""
+        """Return the number of a tensor's storage. If a fake tensor replaces a real one, it is the number of the fake
+        one's storage.
+        """
         return self.number(self._seen_as(tensor))
 
     def is_outside(self, number: int) -> bool:
@@ -141,7 +144,7 @@ class Storages:
 
     @contextmanager
     def watching_resizes(self) -> Iterator[None]:
-        """Track `UntypedStorage.resize_`, with which FSDP frees memory, because no dispatched op shows it."""
+        """Track `UntypedStorage.resize_`, by which FSDP frees memory. No dispatched op shows this."""
         plain: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:

@@ -1,8 +1,8 @@
 """Finds gradients that autograd would sum in place if no dispatch mode were active.
 
-The autograd engine (InputBuffer.cpp, `accumulate`) writes to the partial sum if that tensor is dense, not a tensor
-subclass, and not referenced elsewhere. An active mode counts as a subclass, so the engine then adds out of place. The
-plan must contain the calls that run without a mode.
+The autograd engine (InputBuffer.cpp, `accumulate`) adds to the partial sum in place if that tensor is dense, not a
+tensor subclass, and not referenced elsewhere. While a mode is active, every tensor counts as a subclass, so the engine
+adds out of place. The plan must contain the calls that torch makes without a mode.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ _internal: Any = import_module("torch._C")
 _ALONE = 2
 """Reference count of a storage that only one tensor uses: that tensor and the query."""
 _UNSEEN = 5
-"""Reference count of a tensor's Python object that no other Python code holds: the references of the check itself."""
+"""Reference count of a tensor's Python object that no other Python code holds. It consists of the references of the
+check itself.
+"""
 _UNSHARED = 4
-"""C++ reference count of a tensor that no other node will receive: the references of the check itself."""
+"""C++ reference count of a tensor that no other node will receive. It consists of the references of the check
+itself.
+"""
 
 
 class Summed:
@@ -50,8 +54,8 @@ class Summed:
     def is_summed_up(self, total: Any, more: Any) -> bool:
         """Check whether the engine would have added two tensors in place.
 
-        The partial sum must come from another node than the one that just ran. A node that computes a sum itself, in
-        contrast, adds tensors that it created.
+        This requires that the partial sum comes from another node than the one that just ran. A node that computes a
+        sum itself adds tensors that it created.
         """
         node = _node()
         if node is None or not isinstance(total, torch.Tensor) or not isinstance(more, torch.Tensor):

@@ -1,9 +1,9 @@
 """Converts calls to those that torch makes when no dispatch mode is active and no tensor is fake.
 
-torch's C++ code takes other paths under a mode, but the plan must contain the calls that run without one, on every
-device. ATen checks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true for every tensor
-while a mode is active. Then `reshape` views instead of aliasing, `linear` and attention add out of place, `one_hot`
-compares instead of scattering, and autograd formulas write to copies.
+The plan must contain these calls, on every device, but torch's C++ code takes other paths under a mode. ATen checks
+`isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true for every tensor while a mode is active.
+Then `reshape` views instead of aliasing, `linear` and attention add out of place, `one_hot` compares instead of
+scattering, and autograd formulas write to copies.
 
 `Views` tracks views that autograd recreates after a write to their base. For a plain tensor, autograd recreates them
 from strides; for a fake tensor, it calls the view op again.
@@ -28,7 +28,9 @@ from opreplay.replay.ir.captured import LikeDevice
 
 _COPY, _AS_STRIDED = torch.ops.aten.copy_.default, torch.ops.aten.as_strided.default
 _GRADIENTS_OF_VIEWS = "CopySlices"
-"""Suffix of the name of the autograd node for a write to a view; the gradient that it computes is a view of a copy."""
+"""Suffix of the name of the autograd node for a write to a view. The gradient that this node computes is a view of a
+copy.
+"""
 
 
 class Views:
@@ -36,7 +38,9 @@ class Views:
 
     def __init__(self) -> None:
         self._last: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """For each view call: its last result, and the base's version for which autograd can recreate that result."""
+        """For each view call, (the last result, version of the base). Autograd can recreate that result while the base
+        has that version.
+        """
         self._copied = 0
         """Address of the storage into which the running autograd node has just copied its gradient."""
 
@@ -59,8 +63,8 @@ class Views:
             self._last[_key(func, args)] = weakref.ref(result), args[0]._version
 
     def is_of_gradient(self, func: Any, args: Sequence[Any], node: str | None) -> bool:
-        """Check whether a call takes a view of the copy of a gradient. For a plain tensor, autograd uses strides
-        instead of making this call.
+        """Check whether a call takes a view of the copy of a gradient. For a plain tensor, autograd does not make this
+        call; it uses strides instead.
         """
         is_copied = node is not None and node.endswith(_GRADIENTS_OF_VIEWS)
         return is_copied and func is not _AS_STRIDED and args[0].untyped_storage()._cdata == self._copied
@@ -89,8 +93,9 @@ _WRITES: dict[Any, Any] = {
     _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.put.default: _aten.put_.default,
 }
-"""Overload that is called under a mode → in-place overload that is called without one. The calls are those that
-autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) make on tensors they created.
+"""Overload that is called under a mode → in-place overload that is called without one.
+
+Autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) make these calls on tensors that they created themselves.
 """
 _COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
 """Prefixes of autograd nodes whose formulas write to copies even without a mode."""
@@ -100,7 +105,9 @@ _SELECTING = (
     *("MaxBackward", "MinBackward", "MedianBackward", "NanmedianBackward", "KthvalueBackward", "ModeBackward"),
     *("SortBackward", "TopkBackward"),
 )
-"""Prefixes of autograd nodes that use `value_selecting_reduction_backward`, which writes to zeros it created."""
+"""Prefixes of autograd nodes that use `value_selecting_reduction_backward`. This function writes to zeros that it
+created.
+"""
 
 _FORMULAS = frozenset({_NEW_ZEROS, *_WRITES, *_CROSS_ENTROPY})
 
@@ -109,13 +116,14 @@ Call = tuple[Any, Sequence[Any], dict[str, Any]]
 
 
 class WithoutMode:
-    """Tracks which composite op is running, and determines which calls it would make without a mode."""
+    """Tracks which composite op is running, and determines which calls this op would make without a mode."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
         """Create a converter that has seen no calls.
 
-        `wraps` says whether tensors of a type make their own calls, like a DTensor; torch treats such tensors as if a
-        mode were active. `fake` says whether calls run on fake tensors. `device` selects the calls of `one_hot`.
+        `wraps` says whether tensors of a type make their own calls, like a DTensor. Torch treats such tensors as if a
+        mode were active. `fake` says whether calls run on fake tensors. `device` selects the calls that `one_hot`
+        makes.
         """
         self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
@@ -127,10 +135,11 @@ class WithoutMode:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Wrap the kernels of the relevant composite ops, in the whole process and also for calls from C++.
+        """Wrap the kernels of the relevant composite ops. The wrappers apply to the whole process, also to calls from
+        C++.
 
-        Requires `torch.library.get_kernel` (torch 2.10). In older versions, calls are recorded as they are made under a
-        mode.
+        Requires `torch.library.get_kernel` (torch 2.10). With older versions, nothing is wrapped, and calls are
+        recorded as they are made under a mode.
         """
         get_kernel = getattr(torch.library, "get_kernel", None)
         if get_kernel is None:
@@ -150,7 +159,7 @@ class WithoutMode:
 
     @contextmanager
     def _watching_python(self) -> Iterator[None]:
-        """Context that wraps Python functions which show the purpose of a call, e.g. saving a tensor for backward."""
+        """Context that wraps Python functions that reveal the purpose of a call, e.g. to save a tensor for backward."""
         hooks: Any = torch.autograd.graph.saved_tensors_hooks
         plain = hooks.__init__
 
@@ -195,8 +204,8 @@ class WithoutMode:
             yield
 
     def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
-        """Return the call that torch would make without a mode. `is_own` says whether the current autograd node created
-        a tensor.
+        """Return the call that torch would make without a mode. `is_own(tensor)` says whether the current autograd node
+        created that tensor.
         """
         if func is _VIEW and self._running in _RESHAPING and not args[0].is_contiguous():
             view = func(*args, **named)
@@ -223,14 +232,14 @@ class WithoutMode:
 
     @property
     def makes_tensor(self) -> bool:
-        """Whether `torch.tensor` or `Tensor.new_tensor` is running. Unlike other functions, these detach the tensor
-        that they create from Python numbers.
+        """Whether `torch.tensor` or `Tensor.new_tensor` is running. Only these two functions detach the tensor that
+        they create from Python numbers.
         """
         return self._running == _OF_NUMBERS
 
     def run_of(self, func: Any) -> Any:
-        """Return the function that runs a call. It is the op itself, or a substitute if the call reads a value from a
-        fake tensor and any value will do.
+        """Return the function that runs a call. It is the op itself, with one exception: a substitute runs if the call
+        reads a value from a fake tensor and any value will do.
         """
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
 
@@ -264,8 +273,8 @@ def _any_value(tensor: torch.Tensor) -> int | bool:
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
     """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for real tensors.
 
-    With `looks` (on the CPU), the lowest and the highest index are read. They only decide whether to raise an error, so
-    a fake index counts as valid.
+    With `looks` (on the CPU), the lowest and the highest index are read. They decide only whether an error is raised. A
+    fake index counts as valid.
     """
     if index.numel() and looks:
         low, high = torch.aminmax(index)
@@ -276,7 +285,9 @@ def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
 
 
 def _in_place(func: Any, node: str) -> Any:
-    """Return the in-place overload that a node's formula runs instead of `func`; None if it runs `func` itself."""
+    """Return the in-place overload that a node's formula runs instead of `func`; None if the formula runs `func`
+    itself.
+    """
     if node.startswith(_COPYING):
         return None
     return (_CROSS_ENTROPY if node.startswith("BinaryCrossEntropyWithLogits") else _WRITES).get(func)
@@ -288,8 +299,9 @@ def _zeros(args: Sequence[Any]) -> Call:
 
 
 def _formula() -> str | None:
-    """Return the name of the current autograd node if torch itself defines its formula. None outside backward. Also
-    None for a user's formula, which runs as written.
+    """Return the name of the current autograd node if torch itself defines its formula.
+
+    None outside backward, and for a user's formula, which runs as written.
     """
     if _internal._current_graph_task_id() == -1:
         return None

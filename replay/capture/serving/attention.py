@@ -1,5 +1,6 @@
-"""Finds attention in a captured plan and replaces it by the attention kernel of Ascend servers. In the plan, attention
-is one torch call, or consists of matrix products.
+"""Finds attention in a captured plan and replaces it by the attention kernel of Ascend servers.
+
+In the plan, attention is either one torch call or consists of matrix products.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
 def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
     """Return keys or values [batch, heads, tokens, width] as they were before transformers repeated the heads.
 
-    If there is a mask, transformers copies each key or value head for all query heads of its group. The kernel does not
+    With a mask, transformers copies each key or value head once for each query head of its group. The kernel does not
     need these copies.
     """
     copied = graph.maker(tensor, "aten::clone")
@@ -105,8 +106,9 @@ def _number(graph: Graph, tensor: Any) -> float | None:
 
 
 def latent(graph: Graph, call: Call) -> Fusion | None:
-    """Match absorbed latent attention (see module `latent`). It consists of scores, which are computed from latents and
-    rotary parts, a softmax, and a product with the latents.
+    """Match absorbed latent attention (see module `latent`).
+
+    Scores are computed from latents and rotary parts. A softmax and a product with the latents follow.
     """
     if call.name != BMM:
         return None
@@ -147,8 +149,8 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
 def plain_query(graph: Graph, call: Call) -> Fusion | None:
     """Match the product that absorbs the key projection into queries.
 
-    The fused product reads the non-rotary part of the queries directly. transformers joins that part with the rotary
-    part and then splits them again.
+    transformers joins the non-rotary part of the queries with the rotary part, and then splits them again. The fused
+    product reads the non-rotary part directly.
     """
     joined = graph.maker(call.values.get("self"), "aten::cat") if call.name == BMM else None
     parts = [] if joined is None else joined.values["tensors"]
@@ -179,7 +181,9 @@ _ADDED = ("aten::add.Tensor", "aten::add_.Tensor")
 
 
 def written_out(graph: Graph, call: Call) -> Fusion | None:
-    """Match attention written as a product of queries and keys, a softmax, and a product of its result with values."""
+    """Match attention written as separate calls: a product of queries and keys, a softmax, and a product of the softmax
+    with values.
+    """
     if call.name != BMM:
         return None
     chances = unwrapped(graph, call.values["self"])
@@ -232,7 +236,9 @@ class _Scaled(NamedTuple):
 
 
 def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
-    """Return the source of a tensor created by copies, casts and scaling, with the total factor."""
+    """Return the tensor from which copies, casts and scaling created the given tensor, and the total factor of the
+    scaling.
+    """
     factor, calls = 1.0, set[Call]()
     while (call := graph.maker(tensor, _CAST, "aten::clone", *_SCALED)) is not None:
         if call.name in _SCALED:
@@ -245,7 +251,9 @@ def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
 
 
 def _factor(call: Call) -> float | None:
-    """Return the number by which a call multiplies, or the reciprocal of its divisor; None for a tensor."""
+    """Return the number by which a call multiplies; for a division, the reciprocal of the divisor. None if it is a
+    tensor.
+    """
     other = call.values["other"]
     if not isinstance(other, int | float):
         return None
@@ -265,8 +273,8 @@ class _Scores(NamedTuple):
 
 
 def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
-    """Return the parts from which attention scores were computed: product, scale, mask and attention sinks. None if the
-    tensor does not hold such scores.
+    """Return what attention scores were computed from: product, scale, mask and attention sinks. None if the tensor
+    does not hold such scores.
     """
     calls, factor = set[Call](), 1.0
     mask: Tensor | None = None
@@ -301,8 +309,8 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
 
 
 def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | None:
-    """Return a tensor as [batch, heads, rows, width]. If heads were repeated for groups of queries, this is the tensor
-    before the repetition.
+    """Return a tensor as [batch, heads, rows, width]. If heads were repeated for groups of queries, the result is the
+    tensor before the repetition.
     """
     shape, strides = tensor.shape, tensor.strides
     if len(shape) == 5 and strides[2] == 0:
@@ -318,7 +326,9 @@ def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | Non
 
 
 def _attending(arguments: Mapping[str, Any], result: Tensor, sinks: Tensor | None = None) -> Kernel:
-    """Return the attention kernel. Attention sinks need its version 2, which names two arguments differently."""
+    """Return the attention kernel. If there are attention sinks, it is version 2 of the kernel, in which two arguments
+    have other names.
+    """
     name = "npu::npu_fused_infer_attention_score"
     if sinks is not None:
         renamed = {"num_heads": "num_query_heads", "scale": "softmax_scale"}

@@ -1,7 +1,7 @@
-"""Replaces writes to a key-value cache by those of vLLM-Ascend and MindIE, which run one kernel per layer for keys and
-values together.
+"""Replaces writes to a key-value cache by those of vLLM-Ascend and MindIE, which write keys and values of a layer with
+one kernel.
 
-The kernel writes the rows of the new tokens to slots of pages; here each sequence has one page. Positions are counted
+The kernel writes the rows of the new tokens to slots of pages. Here each sequence has one page. Positions are counted
 on the host, and slots are computed once per step.
 """
 
@@ -23,7 +23,7 @@ _MOVED_UP = made_by(
     _COPY,
     src=made_by("put", "aten::index_put_", self=made_by("rolled", "aten::roll")),
 )
-"""Pattern of a full sliding window from which the oldest token is removed and to which a new token is added."""
+"""Pattern of an update of a full sliding window: the oldest token is removed, and a new one is added."""
 
 
 class Writes(NamedTuple):
@@ -59,8 +59,8 @@ def static_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def full_window(graph: Graph, call: Call) -> Fusion | None:
-    """Match the update of keys and values in a full sliding window. transformers shifts the window by one position;
-    servers overwrite the oldest token instead.
+    """Match the update of keys and values in a full sliding window. transformers shifts the window by one position.
+    Servers overwrite the oldest token instead.
     """
     parts = graph.matched(call, _MOVED_UP)
     if parts is None or call.values["self"].storage != parts["rolled"].values["self"].storage:
@@ -85,8 +85,8 @@ def full_window(graph: Graph, call: Call) -> Fusion | None:
 def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
     """Return the rows written to a cache as [batch, heads, 1, width]; None if there is not exactly one row per head.
 
-    The rows may lack dimensions: `cache[:, :, index] = rows` omits leading dimensions of size 1, so one sequence is
-    written as [heads, 1, width].
+    The rows may lack dimensions, because `cache[:, :, index] = rows` omits leading dimensions of size 1. One sequence,
+    for example, is written as [heads, 1, width].
     """
     batch, heads, _, width = table.shape
     missing = len(table.shape) - len(rows.shape)
@@ -96,7 +96,7 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Match the concatenation of new keys and values with those from before the step. Servers do not concatenate: they
+    """Match the concatenation of new keys and values with those from before the step. Servers do not concatenate. They
     write the new rows behind the old ones.
     """
     if call.name != _ATTENTION:
@@ -132,12 +132,12 @@ def _writing(
     numbering: set[Call] | None = None,
     counts: Sequence[Tensor] = (),
 ) -> Fusion:
-    """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, in place of
-    `calls`.
+    """Return the kernel that replaces `calls`: it writes rows [batch, heads, tokens, width] of keys and values to
+    caches.
 
     The rows are written at positions `at` if given, otherwise from position `first` on. Slots with the same `key` are
-    computed once, for the first write. Later writes reuse them, so they also replace the calls in `numbering`. `counts`
-    are counters that the host keeps instead.
+    computed once, for the first write. Later writes reuse these slots, so they also replace the calls in `numbering`.
+    `counts` are counters that are dropped, because the host keeps them.
     """
     rows, tables, written = writes
     slots = graph.shared.get(key)
@@ -157,8 +157,8 @@ def _writing(
 
 
 def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
-    """Return the slots of new tokens and the kernels that compute these slots. `shape` is [batch, heads, tokens,
-    width]; `size` is the number of positions of a page.
+    """Return (slots of new tokens, kernels that compute these slots). `shape` is [batch, heads, tokens, width]; `size`
+    is the number of positions of a page.
     """
     batch, _, tokens, _ = shape
     starts = New(dense((batch,), "int32"))

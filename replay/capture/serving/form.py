@@ -16,7 +16,7 @@ from opreplay.replay.ir.model import ReplayPlan
 LOOPS = {"aten::_grouped_mm": "experts", "aten::index_copy_": "cache writes", "aten::rsqrt": "norms"}
 """Calls that occur only in unfused parts of a step, with the name of the part."""
 REASONS = {"aten::tanh": "softcap"}
-"""Calls between attention scores and their softmax that no fused kernel supports, with the reason to report."""
+"""Calls between attention scores and their softmax that no fused kernel supports → reason to report."""
 
 INDEXER = "indexer"
 """Name of the module with which sparse attention selects tokens. Servers attend to these tokens only, and transformers
@@ -25,7 +25,7 @@ masks all others.
 
 
 def unfused_parts(graph: Graph) -> dict[str, str]:
-    """Return the parts of a step that are not fused, e.g. "attention", each with the reason, or "" if it is unknown."""
+    """Return the parts of a step that are not fused, e.g. "attention", each with the reason ("" if unknown)."""
     parts: dict[str, str] = {}
     if any(INDEXER in name.split(".") for name in graph.sequence.module_names):
         parts["sparse attention"] = "attention reads all cached tokens, not only those that its indexer selects"
@@ -40,7 +40,8 @@ def unfused_parts(graph: Graph) -> dict[str, str]:
 
 
 def _attention(graph: Graph, call: Call) -> str | None:
-    """Return the reason why the attention that ends with this matrix product is not fused; "" if the reason is unknown.
+    """Return why the attention that ends with this matrix product is not fused; "" if the reason is unknown.
+
     None if the call does not end attention.
     """
     if call.name != BMM:
@@ -57,10 +58,10 @@ Fused = Literal["ascend", "none"]
 
 
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
-    """Return the plan as servers run it: first with fused kernels, then with quantized weights.
+    """Return the plan as servers run it: first kernels are fused, then weights are quantized.
 
-    Without `fused`, kernels are fused only in an inference step of a model built from its config. Without `weights`,
-    nothing is quantized. Raises UsageError in the same cases as `fused` and `quantised`.
+    If `fused` is not given, kernels are fused only in an inference step of a model built from its config. Without
+    `weights`, nothing is quantized. Raises UsageError in the same cases as `fused` and `quantised`.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
         plan = _with_unfused_parts(fused_plan(plan, MATCHERS))

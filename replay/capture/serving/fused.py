@@ -1,9 +1,9 @@
 """Rewrites a captured plan to the kernels of vLLM-Ascend and MindIE.
 
-Calls that match a fused kernel are found by following their inputs. Norms, rotary embeddings, SwiGlu, attention and
-experts become the fused kernels of torch_npu. Calls are fused only if no other call uses their intermediate results,
-and if the inputs of the fused kernel still have the same values when it runs. This module rewrites a plan; `fusions`
-determines which calls form a kernel.
+Norms, rotary embeddings, SwiGlu, attention and experts become the fused kernels of torch_npu. Calls that match a fused
+kernel are found by following their inputs. They are fused under two conditions: no other call uses their intermediate
+results, and the inputs of the fused kernel still have the same values when it runs. This module rewrites a plan;
+`fusions` determines which calls form a kernel.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Fusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """Matches a call with this name whose arguments were created by calls matching the given patterns."""
+    """Matches a call that has this name and whose arguments were created by calls that match the given patterns."""
 
     key: str
     """Key under which `Graph.matched` returns the matched call."""
@@ -169,7 +169,7 @@ Matcher = Callable[["Graph", Call], "Fusion | None"]
 
 
 class Graph:
-    """The calls of a step, linked by the tensors that they create and read; views are skipped."""
+    """The calls of a step, linked by the tensors that they create and read. Views are skipped."""
 
     def __init__(self, plan: ReplayPlan) -> None:
         assert plan.sequence is not None
@@ -222,13 +222,13 @@ class Graph:
         return Tensor(storage, memory, len(self._writes[storage]), meta)
 
     def maker(self, tensor: Any, *names: str) -> Call | None:
-        """Return the call that created a tensor; None if the call is unknown or has none of these names."""
+        """Return the call that created a tensor. None if that call is unknown, or if it has none of these names."""
         call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
         return call if call is not None and call.name in names else None
 
     def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
-        """Return the calls that match a pattern, by the pattern's keys: `call` and those that created its inputs. None
-        if they do not match.
+        """Return the calls that match a pattern, by the pattern's keys. They are `call` and the calls that created its
+        inputs. None if they do not match.
         """
         if call.name != pattern.name:
             return None
@@ -259,7 +259,7 @@ class Graph:
     def between(self, tensor: Any, *names: str, most: int = 16) -> Between | None:
         """Return the calls that compute a tensor, back to a call with one of these names.
 
-        None if no such call or several are found, or if more than `most` calls lie in between.
+        None if no call or several calls with such a name are found, or if more than `most` calls lie in between.
         """
         waiting, calls, starts = [tensor], dict[int, Call](), set[Call]()
         while waiting:
@@ -289,8 +289,10 @@ class Graph:
         return (tensor, set()) if cast is None else (cast.values["self"], {cast})
 
     def is_sound(self, fusion: Fusion) -> bool:
-        """Check that a fusion does not change results. No other call may use one of its intermediate results, and no
-        call may have overwritten one of its inputs by the time the kernels run.
+        """Check that a fusion does not change results.
+
+        No other call may use an intermediate result of the replaced calls. No input of the kernels may be overwritten
+        before they run.
         """
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
@@ -324,7 +326,7 @@ def _tensors(value: Any) -> list[Any]:
 def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     """Return the plan with fused kernels in place of the calls that they replace.
 
-    A note in the plan lists the fusions. Raises UsageError for a plan that lacks calls of its step.
+    A note in the plan lists the fusions. Raises UsageError for a plan that does not have all calls of its step.
     """
     before = _created_peak(plan)
     plan, counts = rewritten(plan, matchers)
@@ -385,9 +387,9 @@ def _after_fusion(peaks: tuple[PhasePeak, ...], before: int, after: int) -> tupl
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
-    """Return the plan with calls replaced as the matchers say, and how often each new kernel was used.
+    """Return (the plan with calls replaced as the matchers say, how often each new kernel was used).
 
-    Raises UsageError for a plan that lacks calls of its step.
+    Raises UsageError for a plan that does not have all calls of its step.
     """
     if plan.sequence is None or plan.capture is None or plan.sequence.cut:
         raise UsageError(f"{plan.source} does not contain every call of one step", hint="Capture a smaller step.")
@@ -479,7 +481,7 @@ class _Rewriting:
         return self._memories[tensor]
 
     def _without_unused_calls(self) -> list[_Row]:
-        """Return the calls whose results are used; the inputs of a removed call do not count as used."""
+        """Return the calls whose results are used. Results that only a removed call reads do not count as used."""
         views, storages = set[tuple[int, tuple[int, ...]]](), set[int]()
         rows: list[_Row] = []
         for row in reversed(self._rows):
@@ -501,7 +503,9 @@ class _Rewriting:
         return rows[::-1]
 
     def _capture(self, rows: Sequence[_Row], fusions: Sequence[Fusion]) -> Capture:
-        """Return the `Capture` of the rewritten step, with parameters as servers load them, without dropped outputs."""
+        """Return the `Capture` of the rewritten step. Parameters are as servers load them, and dropped outputs are left
+        out.
+        """
         capture = self._plan.capture
         assert capture is not None
         used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
@@ -543,7 +547,9 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
-    """Return an argument of a kernel in the form of the IR; `shared` numbers the storages used by several tensors."""
+    """Return an argument of a kernel in the form of the IR. `shared` maps storages that several tensors use
+    to numbers.
+    """
     tensors = _tensors(value)
     metas = [
         msgspec.structs.replace(each.meta, storage=shared.get(each.storage) if isinstance(each, Tensor) else None)
@@ -560,7 +566,7 @@ def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
 
 
 def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
-    """Return the op of a kernel, with torch_npu's or torch's schema; an op that cannot run here gets a reason."""
+    """Return the op of a kernel, with torch_npu's or torch's schema. If it cannot run here, the op holds the reason."""
     resolution = candidates(kernel.name, Policy())
     name, _, overload = kernel.name.partition(".")
     spec = next(spec for spec in resolution.specs or published_specs(name) if spec.overload == overload)

@@ -36,8 +36,9 @@ _INVERSE_ROOT = made_by(
 
 
 def rms_norm(graph: Graph, call: Call) -> Fusion | None:
-    """Match RMS norm in float32, times a weight: x · rsqrt(mean(x²) + ε) · weight. If x is a sum of two tensors, the
-    kernel also replaces the addition.
+    """Match RMS norm in float32 with a weight: x · rsqrt(mean(x²) + ε) · weight.
+
+    If x is a sum of two tensors, the kernel also replaces the addition.
     """
     parts = graph.matched(call, _INVERSE_ROOT)
     scaled = graph.reader(call, _MUL)
@@ -75,8 +76,8 @@ _ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
 def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
     """Return (weight of a norm, kernels that create it, calls that multiply by it); None if there is no weight.
 
-    The weight is a parameter, or a parameter plus one. The multiplication may come before or after the cast back from
-    float32.
+    The weight is a parameter, or a parameter plus one. The norm is computed in float32; the multiplication may come
+    before or after the cast back.
     """
     narrow = graph.reader(scaled, _CAST) if is_cast else scaled
     weighted = graph.reader(narrow or scaled, _MUL)
@@ -98,7 +99,9 @@ def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | Ne
 
 
 def _is_mean_of_squares(parts: Mapping[str, Call]) -> bool:
-    """Check whether the calls compute a mean of squares over the last dimension, which is kept, plus a number ε."""
+    """Check whether the calls compute mean(x²) + ε, where the mean is over the last dimension, which is kept with size
+    1.
+    """
     mean = parts["mean"].values
     of_last = mean["dim"] == (-1,) and bool(mean.get("keepdim"))
     return of_last and parts["square"].values["exponent"] == 2 and not isinstance(parts["plus"].values["other"], Tensor)
@@ -148,8 +151,9 @@ _HALVES = made_by(
 
 
 def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
-    """Match rotary embedding in which each angle is stored once. It computes (first half · cos − second half · sin,
-    second half · cos + first half · sin).
+    """Match rotary embedding of halves, in which each angle is stored once.
+
+    It computes (first half · cos − second half · sin, second half · cos + first half · sin).
     """
     parts = graph.matched(call, _HALVES)
     if parts is None or call.values.get("dim") != -1:
@@ -221,8 +225,10 @@ def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
 
 
 def swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """Match silu(gate) · up. gate and up are either halves of one tensor, or two products of one input. In the latter
-    case, the products are joined into one.
+    """Match silu(gate) · up.
+
+    Either gate and up are halves of one tensor, or they are two products with one input. Two products are joined into
+    one.
     """
     if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
         return None

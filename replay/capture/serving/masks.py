@@ -57,7 +57,9 @@ def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
 
 
 def _shift(graph: Graph, compared: Call) -> int | None:
-    """Return the offset that a comparison with key positions adds to query positions; None for any other comparison."""
+    """Return the difference of the offsets (query − key) in a comparison of positions of queries and keys. None for any
+    other comparison.
+    """
     key, query = compared.values["self"], compared.values["other"]
     if not isinstance(query, Tensor) or key.shape[-2:-1] != (1,) or query.shape[-1:] != (1,):
         return None
@@ -68,8 +70,8 @@ def _shift(graph: Graph, compared: Call) -> int | None:
 def _number(graph: Graph, tensor: Tensor) -> int | None:
     """Return the offset in a tensor of positions, i.e. the number added to positions that count from 0.
 
-    None for any other tensor. A counter of earlier tokens counts as 0, because there are no earlier tokens if there are
-    as many queries as keys.
+    None for any other tensor. A counter of earlier tokens counts as 0: as there are as many queries as keys, there are
+    no earlier tokens.
     """
     added = 0
     while (call := graph.maker(tensor, _ADD, _SUB)) is not None:

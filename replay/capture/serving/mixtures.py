@@ -21,7 +21,7 @@ exchange more tokens in another way.
 
 
 def gating(graph: Graph, call: Call) -> Fusion | None:
-    """Match the selection of experts per token: the largest values of a softmax over all experts."""
+    """Match the selection of experts for each token: those with the largest values of a softmax over all experts."""
     values = call.values
     softmax = graph.maker(values.get("self"), "aten::_softmax") if call.name == _TOPK else None
     if softmax is None or softmax.values["dim"] not in (-1, len(values["self"].shape) - 1):
@@ -39,7 +39,7 @@ def gating(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _chosen(name: str, values: dict[str, Any], topk: Call, *, weights: Tensor, last: New) -> list[Kernel]:
-    """Return two kernels: one computes the weights and indices of the chosen experts, the other casts these indices to
+    """Return two kernels. One computes the weights and indices of the chosen experts. The other casts these indices to
     int64, which other calls need.
     """
     chosen = topk.results[1]
@@ -80,8 +80,10 @@ _WEIGHED_BY_GROUPS = made_by("scaled", _MUL, self=_SHARES)
 
 
 def gating_by_groups(graph: Graph, call: Call) -> Fusion | None:
-    """Match the gating that selects experts for each token by groups. It selects the largest sigmoids plus bias within
-    the best groups. The weights of the selected experts sum to one.
+    """Match the gating that selects experts for each token by groups.
+
+    Within the best groups, the experts with the largest sigmoid plus bias are selected. The weights of the selected
+    experts sum to one.
     """
     parts = graph.matched(call, _WEIGHED_BY_GROUPS)
     if parts is None or not isinstance(call.values["other"], int | float):
@@ -174,7 +176,9 @@ class _Product:
 
     @staticmethod
     def by(graph: Graph, made: Call | None) -> _Product | None:
-        """Return the grouped matrix product that `made` computes or adds a bias to; None for any other call."""
+        """Return the grouped matrix product that `made` computes, or to which `made` adds a bias; None for any other
+        call.
+        """
         if made is None or (made.name != _GROUPED and graph.maker(made.values["self"], _GROUPED) is None):
             return None
         return _Product(graph, made)
@@ -187,8 +191,10 @@ class _Product:
 
 
 def experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match a mixture of experts: rows sorted by expert, two grouped products around an activation, and a weighted sum
-    of rows.
+    """Match a mixture of experts.
+
+    It consists of rows sorted by expert, two grouped products with an activation in between, and a weighted sum of
+    rows.
     """
     calls = graph.matched(call, _SUMMED)
     second = (
@@ -253,7 +259,9 @@ def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> 
 
 
 def shared_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Match this rank's experts if every rank has all tokens: routing and summing skip the experts of other ranks."""
+    """Match the experts of this rank if every rank has all tokens. Routing and summing then skip the experts of other
+    ranks.
+    """
     if call.name != "aten::index_add" or graph.maker(call.values["self"], "aten::zeros_like") is None:
         return None
     source, narrowed = graph.before_cast(call.values["source"])
@@ -319,8 +327,8 @@ def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
     """Match experts that are distributed over all ranks.
 
     Tokens are sent to the ranks of their experts; results are sent back and summed. If the kernels accept the number of
-    tokens, each direction becomes one kernel. For more tokens, only the reordering and the sum of the returned rows
-    become one kernel.
+    tokens, one kernel sends the tokens and another one returns the results. For more tokens, one kernel replaces only
+    the reordering and the sum of the returned rows.
     """
     calls = graph.matched(call, _RETURNED)
     if calls is None or call.values["dim"] != (1,):

@@ -1,4 +1,6 @@
-"""Parameters as servers load them: in their final dtype, and merged if several are multiplied with the same input."""
+"""Parameters as servers load them: in their final dtype. Parameters that are multiplied with the same input
+are merged.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ _CAST = "aten::_to_copy"
 JOINED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
 """Layers of one module that vLLM merges into one layer, by their names in transformers."""
 _OPERANDS = {"aten::mm": ("self", "mat2", None), "aten::addmm": ("mat1", "mat2", "self")}
-"""Op → names of the arguments for a matrix product's rows, weight and bias (None without a bias)."""
+"""Op that computes a matrix product → names of its arguments for rows, weight and bias (None without a bias)."""
 
 
 def joined(graph: Graph, call: Call) -> Fusion | None:
-    """Match the products with query, key and value weights (a group of `JOINED`), to merge them into one."""
+    """Match the products of one input with several weights, such as query, key and value (a group of `JOINED`), to
+    merge them.
+    """
     operands = _OPERANDS.get(call.name)
     group = None if operands is None else _group_of(graph, call.values[operands[1]])
     if operands is None or group is None:

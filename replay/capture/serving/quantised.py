@@ -1,9 +1,9 @@
 """Rewrites a captured plan to the quantized weights that servers use: W8A8 and W4A16.
 
-W8A8 means weights and activations in 8 bits, with a scale per row. W4A16 means weights in 4 bits, unpacked in the
-matrix product. Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public
-checkpoints. In a mixture of experts, W4A16 applies only to the routed experts. This module determines which products
-are quantized; `fused` rewrites the plan.
+W8A8 means weights and activations in 8 bits, with a scale per row. W4A16 means weights in 4 bits, which are unpacked in
+the matrix product. In a mixture of experts, W4A16 applies only to the routed experts. Embeddings, the head, routers and
+weights absorbed by attention keep their dtype, as in public checkpoints. This module determines which products are
+quantized; `fused` rewrites the plan.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PACKED = 8
 def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
     """Return the plan with quantized products.
 
-    Memory peaks are computed with the size of quantized parameters. Raises UsageError for a training step, and for a
-    plan without matrix products with parameters.
+    Memory peaks are computed with the sizes of the quantized parameters. Raises UsageError for a training step, and for
+    a plan in which no matrix product has a parameter.
     """
     if plan.capture is None or plan.sequence is None or "backward" in plan.capture.flops:
         raise UsageError("quantised weights are supported only for inference", hint="Remove --weights.")
@@ -71,7 +71,7 @@ class _Quantiser(msgspec.Struct, frozen=True):
     storages: set[int]
     """Storages of the parameters to quantize."""
     sizes: dict[int, int] = msgspec.field(default_factory=dict)
-    """Storage of each quantized parameter before quantization → bytes of the quantized parameter with its scales."""
+    """Storage of a parameter before quantization → bytes of the quantized parameter, including its scales."""
 
     def matched(self, graph: Graph, call: Call) -> Fusion | None:
         """Match a matrix product or grouped product with a parameter that is to be quantized."""
@@ -95,7 +95,9 @@ class _Quantiser(msgspec.Struct, frozen=True):
         return isinstance(weight, Tensor) and weight.storage in self.storages
 
     def _packed(self, weight: Tensor) -> tuple[New, New]:
-        """Return (quantized weight, scales); there is one scale per column, or per column and group of rows."""
+        """Return (quantized weight, scales). There is one scale per column (W8A8), or one per column and
+        group of rows.
+        """
         *experts, rows, columns = weight.shape
         if self.weights == "w8a8":
             meta = TensorMeta(shape=weight.shape, dtype="int8", strides=weight.meta.strides)

@@ -11,8 +11,9 @@ _CAT, _SUM, _COPY = "aten::cat", "aten::sum.dim_IntList", "aten::copy_"
 
 
 def causal_convolution(graph: Graph, call: Call) -> Fusion | None:
-    """Match one step of a causal convolution and its SiLU: it reads the last tokens of each sequence and one new token.
-    The stored tokens are shifted by one.
+    """Match one step of a causal convolution and the SiLU that follows it.
+
+    The convolution reads the last tokens of each sequence and one new token. The stored tokens are shifted by one.
     """
     convolved = graph.maker(call.values.get("self"), "aten::convolution") if call.name == "aten::silu" else None
     joined = None if convolved is None else graph.maker(convolved.values["input"], _CAT)
@@ -77,8 +78,9 @@ _DELTA_RULE = made_by(
 
 
 def delta_rule(graph: Graph, call: Call) -> Fusion | None:
-    """Match the update of a gated delta net by one token. The state decays, is corrected by the error of its prediction
-    for the key, and is read by the query.
+    """Match the update of a gated delta net by one token.
+
+    The state decays. It is then corrected by the error of its prediction for the key. Finally, the query reads it.
     """
     parts = graph.matched(call, _DELTA_RULE)
     if parts is None:

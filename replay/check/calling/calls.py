@@ -139,8 +139,8 @@ class Results(msgspec.Struct):
 def pair_results(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Pair each result tensor of the op with one of the reference.
 
-    Returned tensors may be paired with written ones, because the reference may return what the op writes. None if in no
-    such pairing both sides have the same number of tensors.
+    Returned tensors may be paired with written ones, because the reference may return what the op writes. None if no
+    such pairing has the same number of tensors on both sides.
     """
     for ours, theirs in (
         (mine.all(), other.all()),
@@ -188,7 +188,9 @@ class Bench(msgspec.Struct):
     not_differentiable: tuple[str, ...] | None = None
     """Arguments for which the op refuses a gradient; None until this is determined."""
     at_random: dict[str, None] = msgspec.field(default_factory=dict[str, None])
-    """Arguments made so far that decide the work but have no initializer, so that their integers are random."""
+    """Names of arguments created so far whose values decide how much work the op does, but that have no initializer.
+    Their integers are random.
+    """
 
     @property
     def device(self) -> torch.device:
@@ -373,10 +375,10 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
-    """Return special values for a tensor of `count` elements, by flat position; `number` shifts the positions.
+    """Return special values for a tensor of `count` elements, by flat position. `number` shifts the positions.
 
-    For "zeros", two of three elements become zeros, some of each sign; only the first `MOST_ZEROS` elements are
-    affected. For other kinds, NaN and infinities are placed at the beginning, middle and end.
+    For "zeros", two of three elements become zeros, some of each sign. Only the first `MOST_ZEROS` elements are
+    affected. For other kinds, there is one NaN and one infinity of each sign, at the beginning, middle and end.
     """
     if values == "zeros":
         places = range(min(count, MOST_ZEROS))
@@ -425,7 +427,7 @@ def results_of(call: Callable[[], Any], arguments: Arguments, *, seed: int | Non
 
 
 def is_float(tensor: torch.Tensor) -> bool:
-    """Check whether the elements are floats of at least 16 bits: torch does not compute with 8-bit floats."""
+    """Check whether the elements are floats of at least 16 bits. Torch does not compute with 8-bit floats."""
     return tensor.is_floating_point() and tensor.itemsize > 1
 
 
@@ -469,9 +471,9 @@ def call_of_reference(
 ) -> Callable[[], Any]:
     """Return a function that calls a reference.
 
-    Arguments are passed by name if the reference's parameters have the op's argument names, otherwise by position.
-    Result buffers are left out if the reference has no parameter for them. Required parameters for which the call has
-    no argument get the op's `defaults`.
+    Arguments are passed by name if the reference's parameters are named like the op's arguments, otherwise by position.
+    Result buffers are left out if the reference has no parameter for them. If the reference requires an argument that
+    the call lacks, it gets the op's default from `defaults`.
     """
     values = arguments.values
     if isinstance(function, OfNames):
@@ -494,9 +496,9 @@ def call_of_reference(
 def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
     """Return positional and keyword arguments for a function whose parameter names differ from the op's.
 
-    Arguments that the function has a parameter for are passed by name if they are keyword-only. The others are passed
-    by position: all of them, or, if the function takes fewer, all except those that the op writes. None if neither
-    number fits.
+    Keyword-only arguments are passed by name if the function has a parameter of that name. The others are passed by
+    position. If the function takes fewer arguments, those that the op writes are left out. None if the number still
+    does not fit.
     """
     named = {name: value for name, value in arguments.by_name.items() if name in parameters}
     room = [needed for name, needed in parameters.items() if name not in named]
@@ -525,7 +527,10 @@ def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
 
 
 def with_finite_results(bench: Bench, case: Case) -> Case:
-    """Return the case; if its usual values give non-finite results, as a logarithm may, with values between 0 and 1."""
+    """Return the case. If its usual values give non-finite results, its values are changed to lie between 0 and 1.
+
+    A logarithm, for example, gives NaN for negative values.
+    """
 
     def finite(values: Values) -> bool:
         variant = msgspec.structs.replace(case, values=values)
@@ -539,9 +544,10 @@ def with_finite_results(bench: Bench, case: Case) -> Case:
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
-    """Return the first case that both the op and its reference (if it has one) accept.
+    """Return (case, None) for the first case that the op and its reference, if it has one, both accept.
 
-    If there is none, return the first case that the op alone accepts (or None), and the first error.
+    If there is none, return (case, error). The case is the first one that the op alone accepts, or None; the error is
+    the first one raised.
     """
     error: BaseException | None = None
     by_op_alone: Case | None = None

@@ -22,32 +22,36 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 }
 """Relative and absolute tolerance for each dtype, from torch.testing.assert_close.
 
-The absolute tolerance is for results near 1. For smaller results it shrinks in proportion to the largest one, but not
-below the error that rounding the arguments causes.
+The absolute tolerance is meant for results near 1. If all results are smaller, it shrinks in proportion to the largest
+result. It does not become smaller than the error that rounding the arguments causes.
 """
 FP8_RELATIVE = {"float8_e4m3": 0.125, "float8_e5m2": 0.25}
 """Relative tolerance of 8-bit floats: one unit in the last place."""
 FP8_OFF = 0.125
-"""Maximum share of 8-bit elements that may differ by one unit in the last place.
+"""Maximum fraction of the elements of an 8-bit result that may differ by one unit in the last place.
 
 An intermediate rounding to 16 bits changes about 1 in 30 elements; truncating instead of rounding changes half of them.
 """
 ROUNDING_STEPS, SCANS = 8.0, 0.01
-"""Limits for deciding that the reference accumulates errors, as in a scan. It does if more than `SCANS` of its results
-(as a fraction) are off by more than `ROUNDING_STEPS` units in the last place. Its largest error is then tolerated for
-all results.
+"""Limits for deciding that the reference accumulates errors, as in a scan.
+
+It does if more than the fraction `SCANS` of its results are off by more than `ROUNDING_STEPS` units in the last place.
+Then its largest error is tolerated for all results.
 """
 HALF_STEPS = 4.0
 """Tolerance of 16-bit dtypes in units in the last place, because kernels round intermediate results."""
 COARSE_STEPS, COARSE_SHARE, COARSE_FEWEST = 1.5, 0.5, 64
-"""float16 results count as computed in bfloat16 if the share of results that are off by more than `COARSE_STEPS` units
-in float16's last place exceeds `COARSE_SHARE`. At least `COARSE_FEWEST` different results are needed.
+"""Limits for deciding that float16 results were computed in bfloat16.
 
-Rounding to bfloat16 moves a value by up to 4 such units, and 62 % of the elements by more than 1.5. Several
-intermediate roundings to float16 move far fewer elements by that much.
+This is assumed if more than the fraction `COARSE_SHARE` of the results are off by more than `COARSE_STEPS` units in
+float16's last place. There must be at least `COARSE_FEWEST` different results. Rounding to bfloat16 moves a value by up
+to 4 such units, and 62 % of the elements by more than 1.5. Several intermediate roundings to float16 move far fewer
+elements by that much.
 """
 OF_REFERENCE = 4.0
-"""Tolerance as a multiple of the reference's own distance from float64, e.g. due to another order of summation."""
+"""Tolerance as a multiple of the distance between the reference's result in the case's own dtype and that in float64.
+This distance comes e.g. from another order of summation.
+"""
 OF_LARGEST = 4.0
 """Tolerance for sums, in units in the last place of the largest result.
 
@@ -55,9 +59,8 @@ It is multiplied by the square root of the number of terms. 16-bit dtypes are su
 float32 is multiplied by the root.
 """
 NEAR_ZERO = 2.0**-8
-"""Results below this fraction of the largest one are compared with the precision of a result of that fraction. Their
-error is measured in units in the last place of the fraction, because cancellation makes the last place of a nearly zero
-result meaningless.
+"""Results smaller than this fraction of the largest result count as having this size when an error is expressed in
+units in the last place. Cancellation makes the last place of a nearly zero result meaningless.
 """
 
 
@@ -86,10 +89,11 @@ def compare(
 ) -> Distance:
     """Compare a result with the reference's: `exact` in a wider dtype, `same` in the result's own dtype, if available.
 
-    `terms`: the maximum number of elements that one result depends on. `perturbed`: exact results for arguments that
-    differ by a rounding error; twice the change from `exact`, times the square root of `terms`, is tolerated. `reach`:
-    the largest number among the arguments; if all results are small, some units in the last place of `reach` are
-    tolerated. Integers and booleans must be equal, unless the reference itself rounds wider inputs to other integers.
+    `terms` is the maximum number of elements that one result depends on. `perturbed` holds exact results for arguments
+    that differ by a rounding error; twice their difference from `exact`, times the square root of `terms`, is
+    tolerated. `reach` is the largest number among the arguments; if all results are small, some units in the last place
+    of `reach` are tolerated. Integers and booleans must be equal, unless the reference itself gives other integers for
+    wider inputs.
     """
     actual, exact = actual.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
@@ -198,10 +202,11 @@ def _measured(
     sizes: torch.Tensor | None,
     spared: torch.Tensor | None = None,
 ) -> Distance:
-    """Measure the distance of `actual` from `exact`, both in float64; `dtype` is the result's dtype and defines the
+    """Measure the distance of `actual` from `exact`, both in float64. `dtype` is the result's dtype, which defines the
     unit in the last place.
 
-    `sizes` replaces the magnitudes of `exact` in tolerances; `spared` is an additional tolerance for each element.
+    Tolerances are computed from `sizes` instead of the magnitudes of `exact`, if given. `spared` is an additional
+    tolerance for each element.
     """
     info = torch.finfo(dtype)
     relative, absolute = TOLERANCES.get(
@@ -262,10 +267,11 @@ def _measured(
 
 
 def _coarse(exact: torch.Tensor, error: torch.Tensor, spared: torch.Tensor | None, info: torch.finfo) -> torch.Tensor:
-    """Return a mask of elements whose errors are as large as those of rounding to bfloat16.
+    """Return a mask of elements whose errors are as large as those of rounding to bfloat16. If there are too few such
+    elements, the mask is False everywhere.
 
-    All False if there are too few such elements. Elements below the mean are left out, because cancellation makes them
-    inaccurate. Elements that change as much when the arguments are rounded once more are left out, too.
+    Two kinds of elements are left out: those below the mean, because cancellation makes them inaccurate, and those that
+    change as much when the arguments are rounded once more.
     """
     size = exact.abs().where(torch.isfinite(exact), 0.0)
     counted = size >= max(float(size.mean()), info.smallest_normal)

@@ -22,7 +22,7 @@ ACCIDENTS = (
     "vector::_M",
     "std::",
 )
-"""Parts of error messages from code inside an op that should have rejected the call itself."""
+"""Parts of error messages that show an accident inside an op: the op should have rejected the call itself."""
 BROKEN = "must not also be an input"
 """Part of the error message with which torch.library rejects an op that returns one of its arguments."""
 _ACCIDENTAL = (

@@ -224,8 +224,8 @@ def find_reference(text: str | None, target: Target) -> Reference:
     """Return the reference given as --against: an op, "torch.add", "file.py:function", "gradient:OP", "stand-in",
     "decomposition", "float64".
 
-    None means the op itself in float64. This reveals errors in one dtype or layout, but not errors in all of them.
-    Raises UsageError for an unknown name.
+    None means the op itself in float64. This reveals errors that occur in one dtype or layout only, but not errors that
+    occur in all of them. Raises UsageError for an unknown name.
     """
     if text is None or text in ("float64", "itself"):
         return ITSELF
@@ -265,9 +265,9 @@ def _is_differentiable(value: Any) -> bool:
 def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     """Return the expected results of a backward op: the gradients that autograd computes for the forward op.
 
-    Arguments of the two ops are matched by name. The backward op's arguments with "grad" in their name, or named dy or
-    dout, are the gradients of the forward results. Values saved by the forward op are not used. Raises TypeError if
-    arguments are missing.
+    Arguments of the two ops are matched by name. Arguments of the backward op that are named dy or dout, or have "grad"
+    in their name, are the gradients of the forward results. Values saved by the forward op are not used. Raises
+    TypeError if arguments are missing.
     """
     spec = next((spec for spec in forward.specs if _has(values, spec)), None)
     if spec is None:

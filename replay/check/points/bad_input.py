@@ -24,7 +24,9 @@ MAX_CALLS = 60
 
 
 def bad_input(bench: Bench) -> list[Attempt]:
-    """Return trials with wrong dtypes, ranks, sizes or numbers, with NaN, and with a tensor on another device."""
+    """Return trials with wrong dtypes, ranks, sizes or numbers, trials with NaN, and one with a tensor on another
+    device.
+    """
     base = bench.compact_bases[0]
     odd = [case for case in variants.vary_values(base) if case.values == "odd"]
     beyond = [msgspec.structs.replace(base, kind=f"{values} index", values=values) for values in INDICES]
@@ -44,8 +46,10 @@ def _indices_refused(bench: Bench, case: Case) -> Finding:
 
 
 def _refused(bench: Bench, case: Case) -> Finding:
-    """Check that the op raises an exception with a message. If the op returns results instead, they pass if there is no
-    reference, or if the reference returns equal results.
+    """Check that the op raises an exception with a message.
+
+    If the op returns results instead, it passes in two cases: there is no reference, or the reference returns equal
+    results.
     """
     arguments = arguments_for(bench, case)
     try:

@@ -34,8 +34,8 @@ def dynamic_shapes(bench: Bench) -> list[Attempt]:
 
 
 def _unless_no_fake(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
-    """Wrap a trial so that, if it fails because the op has no fake kernel, it reports the missing kernel instead of
-    torch's error.
+    """Wrap a trial so that a failure caused by a missing fake kernel is reported as the missing kernel, not as torch's
+    error.
     """
 
     def judged(bench: Bench, case: Case) -> Finding:

@@ -116,8 +116,8 @@ def _differentiable(tensor: torch.Tensor) -> bool:
 def _with_grad(bench: Bench, arguments: Arguments, only: str | None = None) -> Arguments:
     """Return the arguments as leaves that require gradients.
 
-    Arguments for which the op refuses a gradient stay unchanged. If `only` is given, only the argument of that name may
-    require a gradient.
+    Arguments for which the op refuses a gradient stay unchanged. If `only` is given, all arguments except the one of
+    that name stay unchanged, too.
     """
     fixed = {id(arguments.values[name]) for name in _not_differentiable(bench) if name in arguments.values}
     if only is not None:
@@ -160,8 +160,8 @@ def _gradients(
 ) -> list[tuple[str, torch.Tensor | None]]:
     """Return the gradient with respect to each argument, with the argument's name.
 
-    What is differentiated is a weighted sum of all results with fixed weights. The weights, which are the gradients of
-    the results, have the strides that `form` gives them. Raises NoGradient; exceptions of the call propagate.
+    The gradient is that of a weighted sum of all results, with fixed weights. The weights are thus the gradients of the
+    results; `form` gives them their strides. Raises NoGradient; exceptions of the call propagate.
     """
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -270,10 +270,11 @@ def _checked_numerically(bench: Bench, case: Case, *, second: bool) -> Finding:
 
 
 def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
-    """Return a likely cause of a gradcheck failure: the op computes float64 results with only float32 precision.
+    """Return a text if the op computes float64 results with only float32 precision, which explains a gradcheck failure;
+    else "".
 
-    "" if it does not. The test changes the arguments by less than float32 can resolve. With float32 precision,
-    gradcheck's steps of 1e-6 would measure rounding errors.
+    The test changes the arguments by less than float32 can resolve. With float32 precision, gradcheck's steps of 1e-6
+    would measure rounding errors.
     """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ BATCH = 3
 def of_operator(
     judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
 ) -> Callable[[Bench], list[Attempt]]:
-    """Turn `judge` into a function that creates the trials of a point. There is one trial: it judges the op's small
+    """Turn `judge` into a function that creates the single trial of a point. The trial judges the op's small
     base case.
     """
 
@@ -80,8 +80,8 @@ def in_place(bench: Bench) -> list[Attempt]:
 
 
 def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
-    """Return the in-place and out= variants that take the same arguments as the op and, at most, additional result
-    buffers.
+    """Return the in-place and out= variants of the op. They take the same arguments as the op; any additional arguments
+    are result buffers.
     """
     types = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     qualified = f"{operator.namespace}::{operator._opname}"

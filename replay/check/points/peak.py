@@ -19,7 +19,9 @@ from opreplay.replay.execute.executors.torch.profile import torch_profiler
 from opreplay.replay.ir.reasons import NotReplayable
 
 MOST_PEAK = 1 << 29
-"""Maximum peak memory in bytes of a case with many elements in float64; comparing results takes several times that."""
+"""Maximum peak memory, in bytes, of a case with many elements in float64. Comparing its results takes several times
+that.
+"""
 MOST_SECONDS = 4.0
 """Maximum duration, in seconds, of one call with many elements. Op and reference are called several times within a
 trial's time limit.
@@ -58,8 +60,8 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
     """Return the duration of a call in seconds.
 
-    On the CPU this is the smaller one of two times: the processor time, which excludes other programs, and the wall
-    time, which counts several cores once. On other devices it is the wall time.
+    On the CPU, the processor time and the wall time are measured, and the smaller one is returned. The processor time
+    excludes other programs; the wall time counts several cores once. On other devices, it is the wall time.
     """
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)

@@ -35,7 +35,7 @@ NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", 
 
 
 def schema(bench: Bench) -> list[Attempt]:
-    """Return trials that check, for each layout, which memory the op writes, and opcheck's schema test."""
+    """Return trials that check which memory the op writes, in each layout, and one that runs opcheck's schema test."""
     first = bench.first
     base = bench.compact_bases[0]
     if bench.operator(first) is None:
@@ -141,7 +141,7 @@ def _owners(arguments: Arguments) -> dict[int, str]:
 
 
 def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Sequence[torch.Tensor]) -> Finding:
-    """Check that the schema declares any memory that results share with arguments or each other."""
+    """Check that the schema declares all memory that results share with arguments or with each other."""
     declared = operator._schema.returns
     owners = _owners(arguments)
     first_results: dict[int, int] = {}
@@ -217,8 +217,8 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
 
 
 def without_fake(bench: Bench, case: Case) -> Finding | None:
-    """Return a "missing" finding if the op has no fake kernel, which explains failures of other tests;
-    otherwise None.
+    """Return a "missing" finding if the op has no fake kernel; otherwise None. A missing fake kernel explains failures
+    of other tests.
     """
     if bench.operator(case) is None:
         return None
@@ -243,7 +243,9 @@ def shape_inference(bench: Bench) -> list[Attempt]:
 
 
 def only_accepted_calls(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
-    """Restrict a trial to calls that the reference, if any, accepts: the right result of other calls is unknown."""
+    """Restrict a trial to calls that the reference accepts, if there is a reference. The right result of other calls is
+    unknown.
+    """
 
     def judged(bench: Bench, case: Case) -> Finding:
         if bench.reference_refuses(case, arguments_for(bench, case)):

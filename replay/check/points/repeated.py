@@ -1,6 +1,8 @@
 # pyright: strict
-"""Checks repeated calls of an op: whether results are bitwise equal, whether memory leaks, the peak memory, and whether
-calls return before the device has finished.
+"""Checks repeated calls of an op.
+
+The questions are: are results bitwise equal, does memory leak, what is the peak memory, and do calls return before the
+device has finished?
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ def memory(bench: Bench) -> list[Attempt]:
 
 
 def _growth(bench: Bench, case: Case) -> Finding:
-    """Measure memory in use after rounds of calls whose results are dropped; an increase in every round is a leak."""
+    """Measure the memory in use after rounds of calls whose results are dropped. An increase in every round
+    is a leak.
+    """
     try:
         arguments = bench.arguments(case).copy()
         call = bench.call_of(case, arguments)
@@ -142,8 +146,10 @@ def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[i
 
 
 def _readings(device: torch.device) -> dict[str, Callable[[], int]]:
-    """Return functions by resource name; each reads how much of the resource is in use. The resources are Python
-    objects, open files, threads, and bytes allocated by the C library (on the CPU) or by the device's allocator.
+    """Return functions by resource name; each reads how much of the resource is in use.
+
+    The resources are Python objects, open files and threads. In addition, memory is read: bytes allocated by the C
+    library (on the CPU) or by the device's allocator.
     """
     readings: dict[str, Callable[[], int]] = {"objects": sys.getallocatedblocks}
     for name, folder in {"open files": "/proc/self/fd", "threads": "/proc/self/task"}.items():

@@ -249,7 +249,7 @@ def _set_flags(
 def _unusual_state() -> Generator[None, None, None]:
     """Set random generators, thread count and denormal handling to a state that no earlier call can have left behind.
 
-    The previous state is restored afterwards, except torch's random state, because each call seeds that.
+    The previous state is restored afterwards. Torch's random state is not restored, because each call seeds it.
     """
     of_python, of_numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     torch.set_num_threads(threads + 1)

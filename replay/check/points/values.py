@@ -41,20 +41,22 @@ INTEGER_DTYPES = (torch.int32, torch.int64)
 QUANTIZED = (torch.int8, torch.uint8)
 """Dtypes of quantized results."""
 TINY = 1e-30
-"""Value that replaces zeros in arguments, to find out which sign a zero result should have."""
+"""Value that replaces zeros in arguments. The result for it shows which sign a zero result should have."""
 ODD = ("odd", "NaN in rows", "rows of -inf")
-"""Kinds of values for which the float64 reference shows nothing more than the reference in the case's own dtypes."""
+"""Kinds of values for which comparing with the reference in float64 shows nothing more than comparing in the case's own
+dtypes.
+"""
 MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
-"""Limits for the check whether all elements of a result occur among the arguments. The result may have at most
-`MOST_MOVED` elements and must have at least `FEWEST_MOVED` distinct values.
+"""Limits for the check whether all elements of a result occur among the arguments, as for a copy. The result may have
+at most `MOST_MOVED` elements and must have at least `FEWEST_MOVED` distinct values.
 """
 MOST_REFUSED = 2
 """If this many cases had no accepted alternative sizes, alternatives are no longer tried."""
 ROUNDINGS = 8
 """Number of ways in which arguments are rounded once more if a result is not floating-point."""
 FINE_ROUNDINGS = 4.0
-"""Number of float32 roundings between the arguments and an 8-bit result: a factor, its reciprocal, a product,
-constants.
+"""Number of float32 roundings between the arguments and an 8-bit result: those of a factor, its reciprocal, a product
+and constants.
 """
 VARIED = 2
 """Number of cases whose variants are tried; later cases are tried only unchanged."""
@@ -70,8 +72,8 @@ def correctness(bench: Bench) -> list[Attempt]:
 
 
 def _stays_inside(bench: Bench, case: Case) -> Finding:
-    """Call the op on tensors followed by protected memory, so that an op that reads beyond the end crashes
-    the process.
+    """Call the op on tensors that are followed by protected memory. If the op reads beyond the end, the process
+    crashes.
     """
     arguments = arguments_for(bench, case)
     try:
@@ -168,8 +170,8 @@ def broadcast(bench: Bench) -> list[Attempt]:
 def against_reference(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference's: in float64 if possible, and in the case's own dtypes.
 
-    If both op and reference refuse generated sizes, alternative sizes are tried until one call is accepted. Raises
-    NotApplicable if none is.
+    If both op and reference refuse generated sizes, the case's alternative sizes are tried until a call is accepted.
+    Raises NotApplicable if none is accepted.
     """
     try:
         return _compared(bench, case)
@@ -225,8 +227,10 @@ def _compared(bench: Bench, case: Case) -> Finding:
 def _judged_again(
     bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
 ) -> Finding | None:
-    """Judge the results again with larger tolerances. Errors that come from rounding the arguments, and from sums along
-    a row, are tolerated. None, i.e. not judged again, for values in `ODD` if all results are floats.
+    """Judge the results again with larger tolerances.
+
+    Errors that come from rounding the arguments, and from sums along a row, are tolerated. None if the results are not
+    judged again: the values are of a kind in `ODD`, and all results are floats.
     """
     if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
         return None
@@ -241,7 +245,7 @@ def _longest(arguments: Arguments) -> int:
 
 
 def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fits: bool) -> Finding:
-    """Return the verdict on an error of the op. Raises BothRefuse if the reference also refuses a variant.
+    """Return the verdict on an error of the op. If the reference refuses a generated variant, too, raises BothRefuse.
 
     `refusal` is the reference's error; `fits` says whether the result buffers have the right sizes.
     """
@@ -261,7 +265,9 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
 
 
 def _once_permutation(bench: Bench, case: Case) -> str | None:
-    """Return the name of an expanded argument that holds a permutation when it is contiguous; None if there is none."""
+    """Return the name of an expanded argument that holds a permutation when it is created contiguous; None if there is
+    none.
+    """
 
     def plain(meta: TensorMeta | None) -> TensorMeta | None:
         return None if meta is None else msgspec.structs.replace(meta, strides=None, storage_offset=0)
@@ -279,8 +285,8 @@ def _once_permutation(bench: Bench, case: Case) -> str | None:
 def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> list[Results]:
     """Return the reference's results for arguments rounded once more, one entry for each of several ways to round.
 
-    More ways are tried if integers are compared, because each integer must equal the result of one of them. For 8-bit
-    results, arguments of any dtype are rounded as if they were float32.
+    More ways are tried if the op's results are integers, because each integer must equal the result of one of the ways.
+    For 8-bit results, arguments of any dtype are rounded as if they were float32.
     """
     whole = [tensor.dtype for tensor in mine.all() if not tensor.dtype.is_floating_point]
     fine = any(dtype.itemsize == 1 for dtype in whole)
@@ -289,9 +295,10 @@ def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results
 
 
 def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine: bool) -> Results | None:
-    """Return the reference's float64 results for arguments rounded once more; None if it refuses these.
+    """Return the reference's float64 results for arguments rounded once more; None if the reference refuses these
+    arguments.
 
-    A result that is as close to the exact one as these results are is as accurate as the arguments. Each pair of ways
+    They show how accurate a result can be: an error of this size comes from rounding the arguments. Each pair of ways
     (0 and 1, 2 and 3, ...) rounds in opposite directions. With `fine`, the first pair moves all elements of one tensor
     up and all of the next one down, which changes a quotient most. The other ways move each element at random.
     """
@@ -339,10 +346,10 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
 
 
 def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: Arguments) -> Finding | None:
-    """Return a finding if a zero in the results has another sign than in the reference's; None if none has.
+    """Return a finding if a zero in the results has another sign than in the reference's results; None if none has.
 
-    Only zeros whose sign is determined by the arguments are compared. The expected sign is that of the result after
-    tiny numbers replace the zeros in the arguments.
+    Only zeros whose sign is determined by the arguments are compared. To find that sign, tiny numbers replace the zeros
+    in the arguments, and the reference is called again.
     """
     wide = as_float64(arguments)
     for tensor in wide.tensors():
@@ -381,8 +388,8 @@ def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
 
 
 def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results | None, BaseException | None]:
-    """Return the reference's results in the case's own dtypes and None, or None and its error. If there is no
-    reference, the op itself is called on contiguous copies.
+    """Return (results, None) or (None, error) of the reference in the case's own dtypes. If there is no reference, the
+    op itself is called on contiguous copies.
     """
     try:
         if bench.has_reference(case):
@@ -464,7 +471,9 @@ def _plainly_other(
     *,
     shape_only: bool,
 ) -> str | None:
-    """Describe how a result differs in dtype, shape or device, or in numbers that are copied; None if it does not."""
+    """Describe how a result differs in dtype, shape or device, or how copied numbers differ; None if nothing
+    differs.
+    """
     other = _other_form(actual, native, shape_only=shape_only)
     return other if other is not None or shape_only else _moved_wrongly(case, actual, native, exact, arguments)
 
@@ -502,7 +511,7 @@ def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
     """Check whether each number in the reference's result is one of the arguments' numbers, possibly rounded or
     negated.
 
-    This holds for copies, casts and selections, which must be exact.
+    If so, the op is a copy, cast or selection, whose result must be exact.
     """
     if not is_float(native) or native.numel() > MOST_MOVED:
         return False

@@ -42,7 +42,7 @@ class Prepared:
     max_calls: int | None = None
     """Maximum number of consecutive calls before `Executor.reset`; None if no reset is needed."""
     time_goes_by_values = False
-    """Whether the time may depend on values that the op has written, which is possible for ops of users and vendors."""
+    """Whether the time may depend on values that the op has written. This is possible for ops of users and vendors."""
     first_call_us: float | None = None
     """Host time of the first call if `prepare` made it, otherwise None."""
     initializer: str | None = None
@@ -58,9 +58,7 @@ class Prepared:
 
 
 class Executor:
-    """Base class that prepares and runs ops, and never prints. The defaults are for a device without caches and
-    threads.
-    """
+    """Base class that prepares and runs ops, and never prints. The defaults fit a device without caches and threads."""
 
     device: str
     """Device name, e.g. "cpu", "cuda:0" or "npu:0"."""
@@ -91,8 +89,10 @@ class Executor:
         """Evict the arguments of ops from the device's caches."""
 
     def as_in_step(self, prepared: Any, recency: Recency) -> Callable[[], None] | None:
-        """Return a function that restores the step's reuse distance of each argument; it must be called before each
-        call. None if the device does not permit this.
+        """Return a function that restores each argument's reuse distance in the step. It must be called before each
+        call of the op.
+
+        None if the device does not permit this.
         """
         return None
 
@@ -120,10 +120,10 @@ class Executor:
         """Read all tensor arguments again if a reset evicted them from the device's caches."""
 
     def check_results(self, prepared: Any, op: ReplayOp) -> tuple[Assumption, ...]:
-        """Call a user's function for the op once more, and return notes on its results. For ops without such a
-        function, return ().
+        """Call a user's function for the op once more, and return notes on its results.
 
-        Raises NotReplayable if the function returns a different number of results than the op.
+        For ops without a user's function, return (). Raises NotReplayable if the function returns a different number of
+        results than the op.
         """
         return ()
 

@@ -1,8 +1,8 @@
 # pyright: strict
 """Clocks (host counter, device events), and reference workloads.
 
-A reference workload is fixed work that is timed together with the samples. It distinguishes a slower machine from a
-slower op. Other modules decide when to stop.
+A reference workload is fixed work that is timed together with the samples. It tells a slower machine from a slower op.
+Other modules decide when to stop.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from opreplay.replay.host.interruptions import Interruptions, interruptions, thr
 QUEUE_CALLS = 200
 """Maximum number of calls in a batch on a device with a queue. CUDA queues 1,024 launches before it blocks."""
 HOLD_US_PER_CALL = 10.0
-"""Time, in µs per call of a batch, for which the device is blocked so that the host can queue the whole batch first.
+"""Time, in µs per call of a batch, for which the device is blocked. The host can then queue the whole batch first.
 
 If the host needs longer, the device is blocked for `HOLD_MARGIN` times the launch time.
 """
 HOLD_MARGIN = 1.25
 MAX_HOLD_US = 20000.0
 UNSTABLE = 1.15
-"""Ratio of two reference readings above which a warning is given; on a quiet machine they agree within 3 %."""
+"""Ratio of two reference readings above which a warning is given. On a quiet machine, they agree within 3 %."""
 
 
 class Clock:
@@ -47,8 +47,9 @@ class Clock:
         return self._timed(calls, len(calls))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """Return the time per call, in µs, that the host needs to queue a batch of `calls`. None if the host does the
-        work itself.
+        """Return the time per call, in µs, that the host needs to queue a batch of `calls`.
+
+        None if the host does the work itself.
         """
         return None
 
@@ -57,14 +58,16 @@ class Clock:
         return perf_counter()
 
     def interruptions(self) -> Interruptions:
-        """Return how often other programs have taken the processor so far. The counts are zero if the device keeps
-        working while the host waits.
+        """Return how often other programs have taken the processor so far.
+
+        The counts are zero if the device keeps working while the host waits.
         """
         return Interruptions()
 
     def threads_waited_us(self) -> float:
-        """Return the total time for which compute threads have waited for processors so far. It is 0 if the host does
-        not compute.
+        """Return the total time for which compute threads have waited for processors so far.
+
+        It is 0 if the host does not compute.
         """
         return 0.0
 
@@ -74,16 +77,16 @@ class Clock:
 
 
 class HostClock(Clock):
-    """`perf_counter_ns` around a loop, minus the overhead, which is measured once.
+    """Clock that reads `perf_counter_ns` around a loop and subtracts an overhead that it measures once.
 
-    The overhead has two parts: the time of an empty loop, and the time by which a call through `partial` takes longer
-    than a direct call.
+    The overhead has two parts. One is the time of an empty loop. The other is the time by which a call through
+    `partial` takes longer than a direct call.
     """
 
     max_calls = 100_000
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
-        """`now_ns` reads the counter; benchmarks of this clock pass another one, such as processor time."""
+        """`now_ns` reads the counter. Benchmarks of this clock pass another function, e.g. for processor time."""
         self._now_ns = now_ns
         self.resolution_us = max(get_clock_info("perf_counter").resolution * 1e6, 1e-3)
         self.loop_us = 0.0
@@ -127,8 +130,8 @@ class EventClock(Clock):
     """Device time between two events on the device's queue, without the host's launch gaps if possible.
 
     `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, like torch.cuda.Event.
-    `synchronize()` waits for the device. `hold(us)`, if given, keeps the device busy for about that long, so that the
-    batch is queued before it runs.
+    `synchronize()` waits for the device. `hold(us)`, if given, keeps the device busy for about that long. The batch can
+    then be queued before it runs.
     """
 
     max_calls = QUEUE_CALLS
@@ -178,16 +181,16 @@ class Gauge:
     """Reference workloads on the device that runs the ops. They are the same for every op.
 
     `compute` stays in the nearest cache. `memory`, if available, uses memory outside the caches. A disturbance, e.g.
-    another program on the same core or memory bus, may slow only one of them.
+    another program on the same core or memory bus, may slow only `compute` or only `memory`.
     """
 
     def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
         self._compute, self._memory = compute, memory
         self.best_us: float | None = None
-        """Lowest reading of `compute` so far, in µs: the highest speed of the machine in this run."""
+        """Lowest reading of `compute` so far, in µs. It shows the highest speed of the machine in this run."""
 
     def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
-        """Time the reference workloads once; return µs of `compute`, then of `memory` if requested and available."""
+        """Time the reference workloads once. Return µs of `compute` and, if requested and available, of `memory`."""
         compute_us = clock.time_calls(self._compute, 1)
         self.best_us = compute_us if self.best_us is None else min(self.best_us, compute_us)
         if not memory or self._memory is None:

@@ -1,9 +1,9 @@
 # pyright: strict
-"""A deterministic executor on a virtual clock, to test all layers above executors; uses no device and no torch.
+"""A deterministic executor on a virtual clock, to test all layers above executors. It uses no device and no torch.
 
-An op's name defines its behaviour: "fake::10us" takes ten virtual microseconds a call, "fake::sleep3ms" three virtual
-and real milliseconds, "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the
-process, "fake::allocate" allocates memory without limit, "fake::exit" exits silently, "fake::budget" is refused during
+An op's name defines its behaviour. "fake::10us" takes ten virtual microseconds a call, "fake::sleep3ms" three virtual
+and real milliseconds. "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the
+process. "fake::allocate" allocates memory without limit, "fake::exit" exits silently, "fake::budget" is refused during
 preparation. Every other name takes one microsecond.
 """
 

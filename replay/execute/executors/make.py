@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def make_executor(config: WorkerConfig) -> Executor:
-    """Create the executor that the configuration names, "fake" or torch. Both are built in; a trace cannot choose
-    another one.
+    """Create the executor that the configuration names, "fake" or torch.
+
+    Both are built in. A trace cannot choose another executor.
     """
     if config.options.executor == "fake":
         from opreplay.replay.execute.executors.fake import FakeExecutor
@@ -49,7 +50,10 @@ def make_executor(config: WorkerConfig) -> Executor:
 
 
 def _threads(config: WorkerConfig) -> tuple[int | None, ThreadChoice | None]:
-    """Return (thread count for ops, None for torch's default; how it was chosen, None unless on the CPU)."""
+    """Return (thread count for ops, how it was chosen).
+
+    The count is None for torch's default. The choice is None unless the ops run on the CPU.
+    """
     if config.options.device != "cpu":
         return config.options.threads, None
     import torch

@@ -1,7 +1,5 @@
 # pyright: strict
-"""What a sequence needs from an executor in addition to single ops: values, tensors, a timer. Defines only
-interfaces.
-"""
+"""Interfaces for what a sequence needs from an executor in addition to single ops: values, tensors, a timer."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ ResolvedOp = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
 
 
 class Tools:
-    """Tensor operations for running a sequence; this base class is for executors without tensors."""
+    """Tensor operations for running a sequence. This base class is for executors without tensors."""
 
     def as_called(self, call: partial[Any]) -> partial[Any]:
         """Return the same call in the form in which a Python program makes it."""
@@ -68,7 +66,7 @@ class SequenceParts(msgspec.Struct, frozen=True, kw_only=True):
     resolve: Callable[[ReplayOp], ResolvedOp]
     """Finds an op's function. Raises NotReplayable."""
     fill: Callable[[ReplayOp, Callable[..., Any], int, tuple[Assumption, ...]], Filled]
-    """Creates all arguments of an op that `resolve` returned, from a seed. Raises NotReplayable."""
+    """Creates all arguments of an op that `resolve` returned. Values come from a seed. Raises NotReplayable."""
     tools: Tools
     timer: Timer
     free_bytes: Callable[[], int | None]
@@ -80,7 +78,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
     """A function, and the arguments to call it with."""
 
     op: ReplayOp
-    """The op as it runs: dtypes may be wider than recorded, and arguments that shared memory may be separate."""
+    """The op as it runs. Dtypes may be wider than recorded, and arguments that shared memory may be separate."""
     function: Callable[..., Any]
     args: dict[str, Any]
     """Arguments by name: tensors, lists of tensors, None, numbers."""

@@ -30,14 +30,15 @@ class Timer:
         raise NotImplementedError
 
     def interrupted(self) -> Sequence[int]:
-        """Return the indices of calls that another program interrupted on this thread's processor, if the system
-        reports it.
+        """Return the indices of calls that another program interrupted on this thread's processor.
+
+        Empty if the system does not report interruptions.
         """
         return ()
 
 
 class HostTimer(Timer):
-    """The host counter right before and after each call; its overhead is measured once and subtracted."""
+    """Reads the host counter right before and after each call. The overhead is measured once and subtracted."""
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
         self._now_ns = now_ns
@@ -70,8 +71,8 @@ class HostTimer(Timer):
 class EventTimer(Timer):
     """Records a pair of events on the device's queue around each call, and reads them after the pass.
 
-    The device is kept busy while a chunk of calls is queued, so that slow launches on the host do not count. It is kept
-    busy for as long as it took to queue the previous chunk.
+    The device is kept busy while a chunk of calls is queued. Slow launches on the host therefore do not count. It is
+    kept busy for as long as it took to queue the previous chunk.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 # pyright: strict
 """One child process and its socket: starting it, exchanging frames, and ending it without leftovers.
 
-This module handles the process and its cause of death; `workers` decides when a child is replaced, `runner` which op is
-retried.
+This module handles the process and its cause of death. `workers` decides when a child is replaced, and `runner` decides
+which op is retried.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ FRAME_S = 10.0
 NOISE_BYTES = 2000
 """Bytes of a dying child's stderr that are searched for a reason."""
 LOOK_S = 5.0
-"""Interval, in seconds, of checks of a starting child; one that is stopped at two checks in a row is given up."""
+"""Interval, in seconds, between checks of a starting child. A child that is stopped at two checks in a row is
+given up.
+"""
 STARTS = 3
-"""Maximum number of consecutive failed starts. If no child has started before and no signal ended or stopped the child,
-it is one.
+"""Maximum number of consecutive failed starts.
+
+It is 1 if no child has started before and no signal ended or stopped the child.
 """
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 """Modules that run in a child: `OPS` runs ops, `RANK` is one rank of a process group."""
 
 
 def _stderr_or_nothing() -> int:
-    """Return the file descriptor to which a child prints: stderr. Users' code may print, and stdout is reserved for
-    results.
+    """Return the file descriptor to which a child prints: stderr.
+
+    Users' code may print, and stdout is reserved for results.
     """
     try:
         os.fstat(2)
@@ -57,8 +61,8 @@ def _stderr_or_nothing() -> int:
 
 
 def _unbuffered(command: list[str]) -> list[str]:
-    """Return the command with unbuffered output, so that prints of users' code appear even if the child is killed
-    later.
+    """Return the command with unbuffered output. Prints of users' code then appear even if the child is
+    killed later.
     """
     return [command[0], "-u", *command[1:]]
 
@@ -69,8 +73,8 @@ class Child:
     def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
         """Start the child with `config` as the first message.
 
-        `module` is a module below `opreplay.replay` with a function `serve`; it sends messages of the type `replies`.
-        Raises EnvironmentRefused without torch.
+        `module` is a module below `opreplay.replay` with a function `serve`, which sends messages of the type
+        `replies`. Raises EnvironmentRefused without torch.
         """
         require_torch()
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
@@ -123,7 +127,7 @@ class Child:
         return reply
 
     def next_look(self) -> float:
-        """Return when to check `overdue` next, on the monotonic clock, for a child that is not ready."""
+        """Return when to check `overdue` next for a child that is not ready. The time is on the monotonic clock."""
         return min(self._ready_by, monotonic() + LOOK_S)
 
     def overdue(self) -> str:
@@ -166,7 +170,7 @@ class Child:
         return before is not None and now is not None and now > before
 
     def end(self, *, grace_s: float) -> None:
-        """Close the socket, wait `grace_s`, kill and reap the child; never raises and leaves no process behind."""
+        """Close the socket, wait `grace_s`, kill and reap the child. Never raises and leaves no process behind."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if grace_s:

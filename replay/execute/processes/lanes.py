@@ -1,7 +1,7 @@
 # pyright: strict
 """Run ops on this machine, one after the other or on several workers at once.
 
-This module decides the order and waits for workers, which are child processes (`runner`). Workers on other machines are
+This module decides the order and waits for workers. Workers are child processes (`runner`). Those on other machines are
 in `ray`.
 """
 
@@ -33,8 +33,9 @@ class Engine(Protocol):
     """Runs many ops and yields their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Prepare the engine. Returns the facts of its device; if it has several devices, those of the first. Raises
-        OpReplayError if the device is missing.
+        """Prepare the engine and return the facts of its device, or of the first device if it has several.
+
+        Raises OpReplayError if the device is missing.
         """
         ...
 
@@ -50,7 +51,7 @@ class Engine(Protocol):
 TRIES = 2
 """Number of workers that may be lost while running one op."""
 APART = 16
-"""Number of ops between two rounds of one op: some seconds, in which the load of the machine changes."""
+"""Number of ops between two rounds of one op. They take some seconds, in which the load of the machine changes."""
 SETUP = 15.0
 """Maximum set-up time over all rounds of an op, as a multiple of `op_time_s`."""
 
@@ -58,8 +59,8 @@ SETUP = 15.0
 class OneByOne:
     """Runs ops in order with one runner.
 
-    Each op is measured in `visits` rounds, which are `APART` ops apart. If one round uses up the time of all rounds, it
-    is the only one. If `visits` is None, the load of other programs at the start decides the number of rounds.
+    Each op is measured in `visits` rounds, which are `APART` ops apart. If one round uses up the time of all rounds, no
+    other round follows. If `visits` is None, the load of other programs at the start decides the number of rounds.
     """
 
     def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
@@ -110,7 +111,7 @@ class OneByOne:
             raise
 
     def _first(self, op: ReplayOp, decide: Decide) -> tuple[Outcome, bool]:
-        """Measure the first round of an op; return (outcome, whether another round should follow)."""
+        """Measure the first round of an op. Return (outcome, whether another round should follow)."""
         if (decided := decide(op)) is not None:
             return decided, False
         started = monotonic()
@@ -123,7 +124,7 @@ class OneByOne:
         return outcome, calls * measurement.median_us * 1e-6 < self._op_time_s
 
     def _again(self, op: ReplayOp, before: Outcome, number: int, decide: Decide) -> tuple[Outcome, bool]:
-        """Measure one more round of an op if the run has time; return (outcome, whether another round should follow).
+        """Measure one more round of an op if the run has time. Return (outcome, whether another round should follow).
 
         The results of checks made in the first round are kept.
         """
@@ -150,7 +151,7 @@ class OneByOne:
 
 
 class Lane(Protocol):
-    """A worker for one op at a time, like `ChildProcess`; call `step` when it has a message or is past its deadline."""
+    """A worker for one op at a time, like `ChildProcess`. Call `step` when it has a message or is past its deadline."""
 
     @property
     def facts(self) -> dict[str, object]: ...
@@ -159,8 +160,9 @@ class Lane(Protocol):
     def open(self) -> None: ...
     def begin(self, op: ReplayOp) -> None: ...
     def step(self) -> Outcome | Reason | None:
-        """Return the op's outcome; None if there is none yet. If the worker was lost, return the reason; another worker
-        can then run the op.
+        """Return the op's outcome; None if there is none yet.
+
+        If the worker was lost, return the reason. Another worker can then run the op.
         """
         ...
 
@@ -200,7 +202,7 @@ class Lanes:
         self._starting: list[Lane] = []
 
     def start(self) -> dict[str, object]:
-        """Start all workers at once; return the facts of the first worker, and the number of workers."""
+        """Start all workers at once. Return the facts of the first worker, and the number of workers."""
         return self._started(len(self._lanes))
 
     def _started(self, needed: int) -> dict[str, object]:
@@ -245,10 +247,9 @@ class Lanes:
     def _ended(
         self, lane: Lane, busy: dict[Lane, tuple[ReplayOp, int]], again: deque[tuple[ReplayOp, int]]
     ) -> tuple[ReplayOp, Outcome] | None:
-        """Process the message of a worker; return (op, outcome).
+        """Process the message of a worker. Return (op, outcome), or None if there is no outcome yet.
 
-        Return None if there is no outcome yet. Also return None if the worker was lost: another worker then gets the
-        op.
+        Also return None if the worker was lost. Another worker then gets the op.
         """
         outcome = lane.step()
         if lane in self._starting:
@@ -284,9 +285,9 @@ def split_cpus(lanes: int) -> list[tuple[int, ...]]:
 
 
 def lane_devices(device: str, lanes: int, *, shared: bool) -> list[str]:
-    """Return each worker's device. All workers get the same device if it is the CPU or `shared`; otherwise, "cuda"
-    becomes cuda:0, cuda:1 and so on.
+    """Return each worker's device.
 
+    All workers get the same device if it is the CPU or `shared`. Otherwise, "cuda" becomes cuda:0, cuda:1 and so on.
     Raises UsageError if several workers would use one accelerator that they may not share.
     """
     if device == "cpu" or shared or lanes == 1:

@@ -21,7 +21,7 @@ _Message = TypeVar("_Message")
 
 
 class Parent:
-    """Connection to the process that started this one; an error before the first task is sent as the reply."""
+    """Connection to the process that started this process. An error before the first task is sent as the reply."""
 
     def __init__(self, descriptor: int, pid: int) -> None:
         die_with(pid)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Workers on a Ray cluster: each is an actor with its own CPU, GPU or NPU that runs ops in a child process.
+"""Workers on a Ray cluster. Each is an actor with its own CPU, GPU or NPU that runs ops in a child process.
 
 This module manages the actors and replaces lost ones. Ray transfers bytes that this package encoded, never objects from
-a trace; `isolation` applies inside a worker. Needs the extra "ray".
+a trace. `isolation` applies inside a worker. Needs the extra "ray".
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 POLL_S = 1.0
 """Interval, in seconds, at which workers are checked for missed deadlines."""
 LOCAL_IP = "127.0.0.1"
-"""Address of a cluster that opreplay starts: only local, because anyone who can reach a cluster can run code on it."""
+"""Address of a cluster that opreplay starts. It is local, because anyone who can reach a cluster can run code on it."""
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable that must be 0 when Ray is imported. Otherwise, Ray uses the machine's own address instead of a
-loopback address.
+"""Environment variable that must be 0 when Ray is imported.
+
+Otherwise, Ray uses the machine's own address instead of a loopback address.
 """
 
 
@@ -77,7 +78,7 @@ class LaneActor:
     """The actor in a Ray worker: runs one child process and exchanges bytes with the run."""
 
     def __init__(self, config: bytes, limit_s: float, folder: str | None = None) -> None:
-        """`folder` is the run's working directory if the cluster is on this machine; file names are relative to it."""
+        """`folder` is the run's working directory if the cluster is on this machine. File names are relative to it."""
         if folder is not None:
             os.chdir(folder)
         self._runner = ChildProcess(msgspec.msgpack.decode(config, type=WorkerConfig), limit_s=limit_s)
@@ -112,7 +113,9 @@ class RayLane:
         """Monotonic time after which a silent worker counts as lost."""
 
     def open(self) -> None:
-        """Request a worker. It takes ops when it reports that it is ready, which may never happen on a full cluster."""
+        """Request a worker. It takes ops after it has reported that it is ready. On a full cluster, this may never
+        happen.
+        """
         actor_class = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
         self._actor = actor_class.remote(msgspec.msgpack.encode(self._config), self._limit_s, self._folder)
         self.ref, self.is_starting, self.deadline = self._actor.start.remote(), True, inf
@@ -160,8 +163,9 @@ class RayLanes(Lanes):
     def __init__(
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
     ) -> None:
-        """Use `lanes` workers; None stands for as many as the free resources permit. Raises EnvironmentRefused without
-        Ray, and UsageError as `share_of` does.
+        """Use `lanes` workers; None stands for as many as the free resources permit.
+
+        Raises EnvironmentRefused without Ray, and UsageError as `share_of` does.
         """
         super().__init__((), self._answered)
         self._share = share_of(config.options.device, config.options.threads)
@@ -187,8 +191,9 @@ class RayLanes(Lanes):
             self._ray.shutdown()
 
     def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
-        """Wait for workers, and return those that replied or are past their deadline. Raises EnvironmentRefused if all
-        workers are starting and none becomes ready.
+        """Wait for workers, and return those that replied or are past their deadline.
+
+        Raises EnvironmentRefused if all workers are starting and none becomes ready.
         """
         begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
         while True:
@@ -236,7 +241,7 @@ def _read(read: Callable[[str], bytes], path: str, folder: str | None) -> bytes:
 
 
 def import_ray(address: str | None = None) -> Any:
-    """Import Ray; without an address, set it up for a cluster on this machine only. Raises EnvironmentRefused."""
+    """Import Ray. Without an address, set it up for a cluster on this machine only. Raises EnvironmentRefused."""
     # Before the import, which reads both: nothing is sent anywhere unless the user asked for it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
@@ -249,10 +254,9 @@ def import_ray(address: str | None = None) -> Any:
 
 
 def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
-    """Connect to a cluster, or start one on this machine that ends with the run. Returns False if Ray was already
-    connected.
+    """Connect to a cluster, or start a cluster on this machine that ends with the run.
 
-    Raises EnvironmentRefused if the cluster cannot be reached.
+    Returns False if Ray was already connected. Raises EnvironmentRefused if the cluster cannot be reached.
     """
     if ray.is_initialized():
         return False
@@ -273,14 +277,17 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
 
 
 def _folder(started_here: bool, address: str | None) -> str | None:
-    """Return the working directory for workers if this run started a cluster here; None on other clusters."""
+    """Return the working directory for workers if this run started a cluster on this machine; None on other
+    clusters.
+    """
     return os.getcwd() if started_here and address is None else None
 
 
 @contextlib.contextmanager
 def _away() -> Generator[None]:
-    """Context manager that changes to the root folder. Otherwise, workers would search for modules first in the folder
-    in which a cluster was started.
+    """Context manager that changes to the root folder.
+
+    Otherwise, workers would search for modules first in the folder in which a cluster was started.
     """
     before = os.getcwd()
     os.chdir(os.sep)

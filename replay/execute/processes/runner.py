@@ -25,8 +25,9 @@ from opreplay.replay.ir.reasons import WHILE_IT_RAN
 from opreplay.replay.results.outcome import Outcome, is_lost, unable
 
 RAISES_RETRIED = 2
-"""Number of ops that may fail again when they are retried in a new process. After that, failures are no longer retried,
-because each retry starts a process.
+"""Number of ops that may fail again when they are retried in a new process.
+
+After that, failures are no longer retried, because each retry starts a process.
 """
 
 
@@ -43,7 +44,7 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs ops in this process, so a crash of an op ends the process. Used by workers, tests and debuggers."""
+    """Runs ops in this process. A crash of an op ends the process. Used by workers, tests and debuggers."""
 
     def __init__(self, executor: Executor, config: WorkerConfig) -> None:
         self._executor, self._config = executor, config
@@ -103,7 +104,7 @@ class ChildProcess(Workers):
         self._try(self._task)
 
     def step(self, *, waits: bool = False) -> Outcome | None:
-        """Process the child's messages or its end; return None until the op's outcome is final.
+        """Process the child's messages or its end. Return None until the op's outcome is final.
 
         Raises UsageError or EnvironmentRefused if no child can be started. Exceptions that end the run (Ctrl-C) pass
         through. In each case, no child is left.
@@ -137,11 +138,11 @@ class ChildProcess(Workers):
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
-        """Check whether to retry the op in a new process: it failed after other ops had run there, or a signal ended
-        the process.
+        """Check whether to retry the op in a new process. It is retried if it failed after other ops had run in its
+        process, or if a signal ended the process.
 
-        After a timeout, the op is retried only if an earlier op failed in the same process, since a retry costs the
-        time limit again.
+        A retry costs the time limit again. After a timeout, the op is therefore retried only if an earlier op failed in
+        the same process.
         """
         raised = death is None and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Replay a sequence in a child process, and yield the outcome of each op. If an op ends the process, replay again
-without that op.
+"""Replay a sequence in a child process, and yield the outcome of each op.
 
-This module decides what is retried. `workers` decides when a process is stuck, and `passes` runs inside the process.
+If an op ends the process, the sequence is replayed again without that op. This module decides what is retried.
+`workers` decides when a process is stuck, and `passes` runs inside the process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _median(times_us: Sequence[float]) -> float | None:
 class Blame:
     """Finds the ops to exclude from a sequence because they ended processes.
 
-    Before an op is excluded, it gets separate arguments. If the process was ended from outside, the op also gets one
-    more try.
+    Before an op is excluded, it gets separate arguments. If something outside ended the process, the op also gets an
+    additional try.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Blame:
     def is_worth_another_try(self, death: Death, ids: Sequence[str], reason: Reason) -> bool:
         """Record a death, and decide whether to retry the sequence in new processes.
 
-        `ids` are the sequence's ops by index; `reason` is recorded for the op at fault.
+        `ids` are the sequence's ops by index. `reason` is recorded for the op at fault.
         """
         self.deaths += 1
         self.reasons.update({ids[at]: raised for at, raised in death.raised.items()})
@@ -81,8 +81,9 @@ class Blame:
         attempt: Callable[[Set[str]], _Answer | Death],
         reason_of: Callable[[Death], Reason],
     ) -> _Answer | Death:
-        """Repeat an attempt without the ops that failed until it succeeds, and return its reply. If no retry is
-        worthwhile, return the last death.
+        """Repeat an attempt without the ops that failed, until it succeeds. Return its reply.
+
+        If no retry is worthwhile, return the last death.
         """
         while True:
             remaining = [id_ for id_ in ids if id_ not in self.reasons]
@@ -104,7 +105,7 @@ def task_of(
     unshared: Iterable[str],
     left_s: float | None = None,
 ) -> SequenceTask:
-    """Return the task that replays these ops' calls in the step. The caller adds the heartbeat."""
+    """Return the task that replays the calls of these ops in the step. The caller adds the heartbeat."""
     index = {op.id: at for at, op in enumerate(ops)}
     return SequenceTask(
         ops=tuple(ops),
@@ -132,8 +133,9 @@ class SequenceEngine:
         total_time_s: float | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """`op_time_s` times the number of unique ops is the time for all passes. With `executor`, the passes run in
-        this process.
+        """Set the time for all passes: `op_time_s` times the number of unique ops.
+
+        With `executor`, the passes run in this process.
         """
         self._plan, self._config, self._executor = plan, config, executor
         self._passes: list[PassDone] = []
@@ -150,13 +152,13 @@ class SequenceEngine:
         self.blame = Blame()
 
     def start(self) -> dict[str, object]:
-        """Return the facts of the device. Raises UsageError or EnvironmentRefused if it is missing."""
+        """Return the facts of the device. Raises UsageError or EnvironmentRefused if the device is missing."""
         if self._executor is not None:
             return self._executor.facts()
         return self._workers.start()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op of the step and its outcome; ops for which `decide` returns an outcome are excluded."""
+        """Yield each op of the step and its outcome. Ops for which `decide` returns an outcome are excluded."""
         everything = list(ops)
         decided: dict[str, Outcome] = {}
         for op in everything:
@@ -220,7 +222,7 @@ class SequenceEngine:
         return sum(size for id_ in ids if (size := sizes.get(id_, 0)) >= MAPPED_BYTES)
 
     def _replayed(self, ops: list[ReplayOp]) -> Generator[PassDone, None, SequenceOutcome]:
-        """Replay the ops: yield each pass and return the outcome, starting new processes as often as needed."""
+        """Replay the ops in as many new processes as needed. Yields each pass and returns the outcome."""
         blame = self.blame
         while True:
             left = [op for op in ops if op.id not in blame.reasons]

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The code of the child process that runs ops: it receives tasks, sends outcomes, and dies with its parent.
+"""The code of the child process that runs ops. It receives tasks, sends outcomes, and dies with its parent.
 
-Started by `runner` in the same package; nothing else imports it.
+`runner` in the same package starts it. Nothing else imports it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _checked(executor: Executor, outcome: Outcome) -> Outcome:
-    """Return the outcome of an op that raised. It is marked if the device is lost as well, e.g. by a broken CUDA
-    context.
+    """Return the outcome of an op that raised.
+
+    It is marked as `poisoned` if the device is lost as well, e.g. by a broken CUDA context.
     """
     try:
         executor.synchronize()

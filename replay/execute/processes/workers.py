@@ -1,5 +1,5 @@
 # pyright: strict
-"""Start processes that work on a task together: one that runs ops, or the ranks of a process group.
+"""Start processes that work on a task together: one process that runs ops, or the ranks of a process group.
 
 This module handles start, task, reply, death and restart. The caller decides where processes run (`launch` and
 `listen`), and handles a task that killed them.
@@ -62,7 +62,7 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = (0,)
     """Ranks of the processes at fault."""
     at: int | None = None
-    """Index of the op that the first process at fault was running; None without an op or a heartbeat."""
+    """Index of the op that was running in the first process at fault. None without an op or a heartbeat."""
     signalled: bool = False
     """Whether a signal ended or stopped the process. The signal may have been meant for another process."""
     raised: dict[int, Reason] = {}
@@ -98,7 +98,9 @@ class Heartbeats:
 
 
 Launch = Callable[[dict[str, object], ExitStack], Iterable[Peer]]
-"""Function that starts processes, given the facts of earlier ones. The exit stack is closed when the processes end."""
+"""Function that starts processes. It gets the facts of earlier processes. The exit stack is closed when the processes
+end.
+"""
 
 
 def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
@@ -124,11 +126,11 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """Set when a task is ended: after `limit_s` without a message or heartbeat, at `until`, or if a process is
-        stopped at two checks in a row.
+        """Set when a task is ended.
 
-        `until` is a time on the monotonic clock. The checks are `look_s` apart. `on_interim` gets the messages of type
-        `interim`, which a process sends before its reply.
+        It ends after `limit_s` without a message or heartbeat, at `until`, or if a process is stopped at two checks in
+        a row. `until` is a time on the monotonic clock. The checks are `look_s` apart. `on_interim` gets the messages
+        of type `interim`, which a process sends before its reply.
         """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim
@@ -189,8 +191,9 @@ class Workers:
         self.deadline = min(peer.next_look() for peer in self.peers)
 
     def start(self) -> dict[str, object]:
-        """Wait until all processes are ready, and return the facts of the first. Raises UsageError or
-        EnvironmentRefused if they cannot be started.
+        """Wait until all processes are ready, and return the facts of the first process.
+
+        Raises UsageError or EnvironmentRefused if they cannot be started.
         """
         if not self.peers:
             self.open()
@@ -207,18 +210,21 @@ class Workers:
             self._send()
 
     def run(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> list[Any] | Death:
-        """Run the tasks; return the replies of all processes in order, or the reason why there are none."""
+        """Run the tasks. Return the replies of all processes in order, or a `Death` with the reason why there
+        are none.
+        """
         self.hand_out(tasks, beats)
         while (answer := self.take(waits=True)) is None:
             pass
         return answer
 
     def take(self, *, waits: bool = False) -> list[Any] | Death | None:
-        """Process messages or ends of processes, and return the replies of all.
+        """Process messages or ends of processes, and return the replies of all processes.
 
-        Returns None if some replies are missing, and a `Death` with the reason if the task ended without them. Raises
-        UsageError or EnvironmentRefused if the processes cannot be started. Exceptions that end the run (Ctrl-C) pass
-        through.
+        Returns None if some replies are missing, and a `Death` with the reason if the task ended without them.
+
+        Raises UsageError or EnvironmentRefused if the processes cannot be started. Exceptions that end the run (Ctrl-C)
+        pass through.
         """
         try:
             left_s = min(max(0.0, self.deadline - monotonic()), LONGEST_WAIT_S) if waits else 0.0
@@ -273,8 +279,9 @@ class Workers:
         return None
 
     def _receive_first(self, place: int) -> str:
-        """Receive a process's first message, and return why the process is not ready. Returns "" if it is ready, or if
-        another process may be the cause.
+        """Receive a process's first message, and return why the process is not ready.
+
+        Returns "" if it is ready, or if another process may be the cause.
         """
         self._waiting.remove(place)
         peer = self.peers[place]
@@ -285,8 +292,9 @@ class Workers:
             return ""
 
     def _start_again(self, who: str, why: str) -> None:
-        """Restart all processes, because some were not ready in time or died during the start. Raises
-        EnvironmentRefused after too many failures.
+        """Restart all processes, because some were not ready in time or died during the start.
+
+        Raises EnvironmentRefused after too many failures.
         """
         self._failed_starts += 1
         again = self.starts > 0 or any(peer.was_killed for peer in self.peers)
@@ -314,7 +322,9 @@ class Workers:
         return silent if self._beats is None else min(silent, monotonic() + POLL_S)
 
     def _receive_answers(self, places: Sequence[int]) -> list[Any] | Death | None:
-        """Receive replies; return all of them, None while some are missing, or why the task ended."""
+        """Receive replies. Return all of them, None while some are missing, or a `Death` that says why the
+        task ended.
+        """
         for place in places:
             peer = self.peers[place]
             reply = peer.receive()
@@ -334,7 +344,7 @@ class Workers:
         return self._overdue(silent=not places)
 
     def _note_failure(self, place: int, reply: object) -> None:
-        """Store the first failure that a rank reports; a later one replaces it if that names the ops that raised."""
+        """Store the first failure that a rank reports. A later failure that names the ops that raised replaces it."""
         if not isinstance(reply, RankReply | SharedStepOutcome) or reply.reason is None:
             return
         raised = reply.raised if isinstance(reply, SharedStepOutcome) else {}
@@ -362,8 +372,9 @@ class Workers:
         return None
 
     def _is_stopped_since(self, time: float) -> bool:
-        """Check whether a process that has not replied is stopped now, and was already stopped at a check at or before
-        `time`.
+        """Check whether a process that has not replied has been stopped since `time` or earlier.
+
+        It must be stopped now, and must have been stopped at a check at or before `time`.
         """
         if not any(self.peers[place].is_stopped for place in self._waiting):
             self._stopped_since = None
@@ -372,9 +383,10 @@ class Workers:
         return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
-        """Return the processes at fault if no process makes progress. Processes that are stopped are at fault. If there
-        are none, it is those in a call that is not a collective. If there are none either, it is all that have not
-        replied.
+        """Return the processes at fault if no process makes progress.
+
+        These are the processes that are stopped. If there are none, they are the processes in a call that is not a
+        collective. Otherwise, they are all processes that have not replied.
         """
         stopped = [place for place in self._waiting if self.peers[place].is_stopped]
         if stopped:

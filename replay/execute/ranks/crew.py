@@ -46,6 +46,8 @@ def reason_of(death: Death, world: int, limit_s: float) -> Reason:
 
 
 def device_of_rank(device: str, local: int) -> str:
-    """Return the device of the `local`th rank on its machine: the CPU for all, or one accelerator each."""
+    """Return the device of the `local`th rank on its machine: the CPU for every rank, or a separate accelerator for
+    each.
+    """
     kind = device.partition(":")[0]
     return "cpu" if kind == "cpu" else f"{kind}:{local}"

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Run the collectives of a plan on ranks, and all other ops on another engine. Compute the figures of the collectives.
+"""Run the collectives of a plan on ranks, and all other ops on another engine.
+
+Compute the figures of the collectives.
 
 This module combines the times of the ranks. `timing` measures them, and `crew` starts the ranks.
 """
@@ -28,7 +30,9 @@ RESOLUTION_US = 0.1
 
 
 class WithRanks:
-    """An `Engine` that runs the collectives first, while nothing else runs, and then all other ops."""
+    """An `Engine` that runs collectives first and then all other ops. Nothing else runs at the same time as a
+    collective.
+    """
 
     def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
         """`config` is the configuration of the `ranks`; `others` runs all other ops."""
@@ -79,7 +83,7 @@ class WithRanks:
 def outcome_of(
     collective: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
 ) -> Outcome:
-    """Combine the replies of all ranks to one outcome: the time of a sample is the time of its slowest rank."""
+    """Combine the replies of all ranks to one outcome. The time of a sample is the time of its slowest rank."""
     members = [reply for reply in replies if reply.took_part]
     samples = [max(times_us) for times_us in zip(*(reply.samples_us for reply in members), strict=True)]
     if not samples:
@@ -121,12 +125,12 @@ def outcome_of(
 
 
 def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, float | None, WaitBy, int | None]:
-    """Return (transfer, wait, method, rank that usually arrived last); times are medians in microseconds.
+    """Return (transfer, wait, method, rank that usually arrived last). Times are medians in microseconds.
 
     With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done. The wait is the
     time from the first to the last arrival.
 
-    With separate clocks, the rank with the shortest time is assumed to have arrived last, and its time is the transfer.
+    With separate clocks, the rank with the shortest time is assumed to have arrived last. Its time is the transfer.
     This holds only if no rank can finish before all ranks have arrived, so it is not used for collectives with a root.
     """
     calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Ranks that a launcher started, on one machine or many. Rank 0 sends commands; the other ranks run them and reply.
+"""Ranks that a launcher started, on one machine or many. Rank 0 sends commands. The other ranks run them and reply.
 
-Each launched process runs its rank in a child process, so a rank that dies or hangs is replaced like a local one.
-Messages go through the launcher's store: numbered commands to each rank, and numbered replies from it.
+Each launched process runs its rank in a child process. A rank that dies or hangs can therefore be replaced like a local
+rank. Messages go through the launcher's store: numbered commands to each rank, and numbered replies from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opreplay.traces.errors import EnvironmentRefused
 POLL_S = 0.02
 """Interval, in seconds, at which the store is checked while ranks work."""
 ALONE_S = 300.0
-"""Time, in seconds, without a command after which rank 0 counts as gone. It is longer than any op may take."""
+"""Time, in seconds, without a command after which rank 0 counts as gone. No op may take that long."""
 PREFIX = "opreplay"
 
 

@@ -34,7 +34,7 @@ def launcher_settings(variables: Mapping[str, str] = os.environ) -> Launched | N
     """Read the launcher's settings from the environment. None without a launcher, or if it started only this process.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow. If these
-    variables are missing, Slurm's own are used. Raises EnvironmentRefused for invalid numbers.
+    variables are missing, Slurm's variables are used. Raises EnvironmentRefused for invalid numbers.
     """
     rank = _first(variables, "RANK", "SLURM_PROCID")
     world = _first(variables, "WORLD_SIZE", "SLURM_NTASKS")

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The code of one rank's process: it receives collectives, replies with their times, and dies with its parent.
+"""The code of one rank's process. It receives collectives, replies with their times, and dies with its parent.
 
-Started by `crew` in the same package; nothing else imports it.
+`crew` in the same package starts it. Nothing else imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.traces.errors import EnvironmentRefused
 
 PATIENCE_S = 60.0
-"""Seconds after an op's limit at which a process group gives up. The parent ends the process long before."""
+"""Time, in seconds, after an op's limit at which a process group gives up. The parent ends the process long before."""
 LOOPBACK = "lo"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,9 +49,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 class Rank:
-    """This process as a rank of the process group. Raises EnvironmentRefused if the device or the back-end is
-    missing.
-    """
+    """This process as a rank of the process group. Raises EnvironmentRefused if the device or back-end is missing."""
 
     def __init__(self, config: RankConfig) -> None:
         import torch
@@ -173,7 +171,7 @@ def _nothing() -> None:
 
 
 def _open(config: RankConfig) -> str:
-    """Return the torch device of this rank. Raises EnvironmentRefused if it or the back-end is missing."""
+    """Return the torch device of this rank. Raises EnvironmentRefused if the device or the back-end is missing."""
     import torch
     import torch.distributed as dist
 

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Replay a step with its collectives on ranks of this machine. Before, one process found out which calls can be
-replayed.
+"""Replay a step with its collectives on ranks of this machine.
+
+Before, one process found out which calls can be replayed.
 
 This module retries without the ops that ended a rank, and combines the ranks' times. `torch.step` runs a rank's passes.
 """
@@ -44,8 +45,8 @@ class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceOnRanks(WithRanks):
-    """An `Engine` (see `lanes`) that runs the step's calls first without ranks, then together with the collectives on
-    the ranks.
+    """An `Engine` (see `lanes`) that runs the step's calls twice: first without ranks, then on the ranks with the
+    collectives.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class SequenceOnRanks(WithRanks):
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """Prepare to replay a plan that `calls_alone` returned. `config` applies to the plan's calls. `budget_bytes`
-        limits the memory of the calls' tensors on each rank.
+        """Prepare to replay a plan that `calls_alone` returned.
+
+        `config` applies to the plan's calls. `budget_bytes` limits the memory of the calls' tensors on each rank.
         """
         assert plan.sequence is not None
         self._until = inf if total_time_s is None else monotonic() + total_time_s
@@ -73,8 +75,9 @@ class SequenceOnRanks(WithRanks):
         self._blame = Blame()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op of the step, then the op with its outcome. Ops for which `decide` returns an outcome are
-        excluded from the step.
+        """Yield each op of the step, then the op with its outcome.
+
+        Ops for which `decide` returns an outcome are excluded from the step.
         """
         every = list(ops)
         calls = [op for op in every if op.collective is None]
@@ -151,7 +154,9 @@ class SequenceOnRanks(WithRanks):
         return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(self, calls: list[ReplayOp], collectives: Sequence[MappedCollective]) -> dict[str, Outcome]:
-        """Return the outcomes of calls and collectives on the ranks, in new process groups as often as needed."""
+        """Return the outcomes of calls and collectives on the ranks. New process groups are started as often
+        as needed.
+        """
         ids = [op.id for op in calls] + [part.op.id for part in collectives]
         answer = self._blame.retried(
             ids,
@@ -207,8 +212,9 @@ class SequenceOnRanks(WithRanks):
     def _outcomes(
         self, replies: Sequence[SharedStepOutcome], calls: list[ReplayOp], parts: list[MappedCollective]
     ) -> dict[str, Outcome]:
-        """Return the outcomes by op id. Calls have the times of the first rank; collectives have the times of all
-        ranks, from start to end.
+        """Return the outcomes by op id.
+
+        Calls have the times of the first rank. Collectives have the times of all ranks, from start to end.
         """
         first, backend = replies[0].calls.outcomes, self._rank_config.backend
         missing = unable(Reason("failed", "no times from the first rank"))
@@ -230,8 +236,9 @@ def _slowest(times_us: Iterable[Sequence[float]]) -> tuple[float, ...]:
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with its collectives listed separately from the calls of its sequence. A capture lists them among
-    the calls.
+    """Return the plan with its collectives listed separately from the calls of its sequence.
+
+    A captured plan lists them among the calls.
     """
     sequence: RecordedSequence | None = plan.sequence
     assert sequence is not None

@@ -1,13 +1,13 @@
 # pyright: strict
-"""Lifetimes and total size of a sequence's tensors, kept within a memory budget; independent of torch.
+"""Lifetimes and total size of a sequence's tensors, kept within a memory budget. Does not depend on torch.
 
 This module counts bytes and decides what is shared or recreated if the budget is exceeded. `linking` identifies
 tensors.
 
 A result lives until its last use in the step. An external tensor (made by no call) lives as long as the sequence runs.
-If they exceed the budget, three measures follow. First, external tensors of the same argument of one op share memory,
-largest first. Second, external tensors are created for each call. Third, results whose next use is farthest away are
-dropped early, and recreated.
+If these tensors exceed the budget, three measures follow. First, external tensors of the same argument of one op share
+memory, largest first. Second, external tensors are created for each call. Third, results are dropped early and
+recreated, starting with the results that are needed again last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     recycled: int = 0
     """Number of external tensors that use the memory of another external tensor."""
     remade: int = 0
-    """Number of arguments that are created for their call because the tensor was dropped or not kept."""
+    """Number of arguments that are created for their call, because their tensor was dropped or not kept."""
 
 
 def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:
@@ -85,6 +85,7 @@ class _Sizes:
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
     """Let external tensors share memory until they take at most `room` bytes, or each argument has only one tensor.
+
     Returns (new links, number of tensors that share memory).
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -107,7 +108,9 @@ def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
 
 
 def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
-    """Recreate the largest external tensors for each call, until the remaining ones take at most `room` bytes."""
+    """Recreate the largest external tensors for each call, until the other external tensors take at most
+    `room` bytes.
+    """
     tensor_bytes = sizes.outside(linked)
     total = sum(tensor_bytes)
     target = list(range(len(tensor_bytes)))
@@ -138,7 +141,7 @@ def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
 
 
 class _Sweep:
-    """One pass over the calls that counts live bytes, and drops results early if they do not fit."""
+    """One pass over the calls that counts live bytes. It drops results early if they do not fit."""
 
     def __init__(self, ops: Sequence[ReplayOp], sizes: _Sizes, linked: Linked, limit: float) -> None:
         self._ops, self._sizes, self._linked, self._limit = ops, sizes, linked, limit
@@ -183,7 +186,9 @@ class _Sweep:
         )
 
     def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
-        """Drop results until a call fits the limit; return its argument sources. Dropped values go to `early`."""
+        """Drop results until a call fits the limit. Return the sources of its arguments. Dropped values go to
+        `early`.
+        """
         available = tuple(self._still_there(source) for source in sources)
         while self._total(index, available) > self._limit:
             used = {self._memory_of[source.value] for source in available if source.value is not None}
@@ -242,7 +247,9 @@ class _Sweep:
             self._values[memory].append(Value(place, output))
 
     def _room(self, size: int) -> int:
-        """Register a memory block of `size` bytes (0 if it is already counted elsewhere) and return its number."""
+        """Register a memory block and return its number. `size` is in bytes, and 0 if the block is already counted
+        elsewhere.
+        """
         self._next += 1
         self._bytes[self._next], self._values[self._next] = size, []
         self._live += size

@@ -1,10 +1,9 @@
 # pyright: strict
-"""Replay a sequence inside the process that runs it, from its ops to its outcome. Other modules start and end the
-process.
+"""Replay a sequence inside the process that runs it, from its ops to its outcome.
 
-Ops that cannot be prepared are excluded. The others are linked, and run once with all checks. A finding (an op that
-raises, a result that the plan does not expect) changes the links, and another checking pass follows. After a pass
-without findings, the measured passes follow.
+Ops that cannot be prepared are excluded. The others are linked, and run once with all checks. An op that raises or a
+result that the plan does not expect is a finding. It changes the links, and another checking pass follows. After a pass
+without findings, the measured passes follow. Other modules start and end the process.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ from opreplay.traces.errors import OpReplayError
 BEAT = struct.Struct("<qq")
 """Format of a heartbeat: index of the op, and a counter of calls."""
 ROUNDS = 10
-"""Maximum number of checking passes. Each is linked with the findings of the previous one; two or three are usual."""
+"""Maximum number of checking passes. Each pass is linked with the findings of the previous pass. Two or three are
+usual.
+"""
 MIN_PASSES = 3
 SAMPLES = 4_000_000
 """Maximum number of stored call times; with many calls per pass, fewer passes are made."""
@@ -65,7 +66,7 @@ class LostDevice(Exception):
 def serve_sequence(
     executor: Executor, task: SequenceTask, *, seed: int, options: MeasureOptions, op_bytes: int, tell: Tell
 ) -> SequenceOutcome:
-    """Replay the sequence of `task`. Raises LostDevice; other exceptions end the process.
+    """Replay the sequence of `task`. Raises LostDevice. Other exceptions end the process.
 
     If no measured pass is completed, the outcome has no times. `op_bytes` is the memory limit of a single op. `tell` is
     called after each pass.
@@ -240,8 +241,9 @@ class SequenceRun:
         return self._numbers[number]
 
     def at_call(self, number: int) -> None:
-        """Record in the heartbeat that the op with this number in the program runs next. Raises TimeIsUp if the time is
-        used up.
+        """Record in the heartbeat that the op with this number in the program runs next.
+
+        Raises TimeIsUp if the time is used up.
         """
         self._at(self._numbers[number])
 
@@ -256,10 +258,9 @@ class SequenceRun:
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _warm_up(self, program: Program) -> None:
-        """Run one pass that does not count. The checks in the first pass leave other data in the caches than a measured
-        pass.
+        """Run one pass that does not count, unless one pass takes longer than the time for all passes.
 
-        If one pass takes longer than the time for all passes, do nothing.
+        The checks in the first pass leave other data in the caches than a measured pass.
         """
         if self._pass_s > self._task.time_s:
             return
@@ -347,8 +348,8 @@ class SequenceRun:
     ) -> SequenceOutcome:
         """Return the outcome of the passes.
 
-        `samples` maps an op's index in the task to its times. `interrupted` maps it to the number of samples during
-        which another program ran on the processor.
+        `samples` maps an op's index in the task to its times. `interrupted` maps the index to the number of samples
+        during which another program ran on the processor.
         """
         assert self._plan is not None
         outcomes = self.left_out()
@@ -388,7 +389,7 @@ class SequenceRun:
 
 
 def _interrupted(count: int, samples: int) -> list[MeasureWarning]:
-    """Return a warning if other programs ran on the processor in most samples of an op; the times stay unchanged."""
+    """Return a warning if other programs ran on the processor in most samples of an op. The times stay unchanged."""
     if 2 * count <= samples:
         return []
     data = {"interrupted": float(count), "samples": float(samples), "left_out_share": 0.0}

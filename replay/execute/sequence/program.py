@@ -1,5 +1,7 @@
 # pyright: strict
-"""A linked sequence on a device: its external tensors, and one pass over its calls. It has no clocks and no retries.
+"""A linked sequence on a device: its external tensors, and one pass over its calls.
+
+It has no clocks and no retries.
 
 The module uses torch only through the tensors that it is given, so an executor without tensors runs sequences without
 torch.
@@ -68,15 +70,19 @@ class Program:
         self._refill: dict[int, list[int]] = defaultdict(list)
         """Position of a call → its results that are not finite and are refilled."""
         self._unfit: dict[int, list[int]] = {}
-        """Position of a call → arguments that earlier calls leave outside their domain; refilled before the call."""
+        """Arguments that earlier calls leave outside their domain, by the position of the call. They are refilled
+        before the call.
+        """
         self.aside_s = 0.0
-        """Wall time, in seconds, spent on creating and filling tensors during passes; a model does not do this."""
+        """Wall time, in seconds, spent on creating and filling tensors during passes. A model does not spend
+        this time.
+        """
         self.refilled = 0
         self.raised: dict[int, Exception] = {}
         """Op index → error that a call raised in any pass except the first."""
 
     def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
-        """Run one pass with all checks: do calls raise, do results differ from the plan, are values finite."""
+        """Run one pass with all checks: whether calls raise, results differ from the plan, and values are finite."""
         findings = Findings()
         self._pass(timer, at, findings)
         return findings
@@ -90,8 +96,9 @@ class Program:
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill external tensors whose values calls have spoiled; return the number of these tensors. The values are
-        non-finite, or outside the domain that an op reading them requires.
+        """Refill external tensors with values that calls have spoiled. Return the number of these tensors.
+
+        Spoiled values are non-finite, or outside the domain that an op reading them requires.
         """
         mended = 0
         for number in self._written():
@@ -167,7 +174,7 @@ class Program:
     def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
         """Check whether an op that requires a domain returned non-finite values.
 
-        If so, its arguments with that domain are from then on refilled before each call, as its initializer fills them.
+        If so, its arguments with that domain are refilled before each later call, as the op's initializer fills them.
         """
         linked = self._plan.linked
         index, sources = linked.calls[place], linked.sources[place]
@@ -206,8 +213,9 @@ class Program:
         return {index: (index in before, index in after) for index in before | after}
 
     def _first_readers(self) -> dict[int, tuple[int, int]]:
-        """Map each external tensor to the (op, argument) that first reads it and requires a domain, directly or after
-        in-place writes.
+        """Map each external tensor to the (op, argument) that first reads it and requires a domain.
+
+        The op may read the tensor directly or after in-place writes.
         """
         readers: dict[int, tuple[int, int]] = {}
         lies_in: dict[Value, int] = {}
@@ -257,7 +265,7 @@ class Program:
         self.aside_s += perf_counter() - started
 
     def _made(self, fill: Fill) -> list[Any]:
-        """Create the external tensors: the initializer makes the first tensor of each argument, the others are copies
+        """Create the external tensors. The initializer makes the first tensor of each argument. The others are copies
         of it.
         """
         wanted: dict[int, list[int]] = defaultdict(list)
@@ -286,8 +294,8 @@ class Program:
     def _spread(self, index: int, argument: int) -> float | None:
         """Return the standard deviation for filling a weight matrix; None if the argument is not a weight.
 
-        With this deviation, N(0, 1) values keep their scale through layers, both forward and backward. As in the
-        initialization of Glorot and Bengio (2010), rows and columns count equally.
+        With this deviation, N(0, 1) values keep their scale through layers, both forward and backward. Rows and columns
+        count equally, as in the initialization of Glorot and Bengio (2010).
         """
         op, name = self._ops[index].name, self._names[index][argument]
         meta = self._metas[index][argument]
@@ -351,8 +359,9 @@ class _Place(NamedTuple):
 
 
 def _slot(value: Any, places: Mapping[int, list[int]]) -> Any:
-    """Return an argument with placeholders for its tensors. If a tensor occurs several times, its placeholders are
-    numbered in the order of the call.
+    """Return an argument with placeholders for its tensors.
+
+    If a tensor occurs several times, its placeholders are numbered in the order of the call.
     """
     if isinstance(value, list):
         slots = [_slot(item, places) for item in cast("list[Any]", value)]

@@ -71,7 +71,10 @@ def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::silu_and_mul_quant", writes=("out", "scale"))
 def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: int, limit: float) -> None:
-    """Quantise silu(first half) · second half by groups, clamped before if limit > 0; scales are never shuffled."""
+    """Multiply silu(first half) by the second half and quantise the product by groups.
+
+    Both halves are clamped first if limit > 0. Scales are never shuffled.
+    """
     gate, up = input.float().chunk(2, -1)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

@@ -50,7 +50,7 @@ def _approximate(approximate: int) -> str:
 
 @stands_for("npu::npu_geglu")
 def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """Return (other half · g, g), where g = gelu(half to activate); the right half is activated by default."""
+    """Return (other half · g, g) with g = gelu(activated half). The right half is activated by default."""
     active, other = _geglu_halves(self, dim, activate_left)
     gelu = F.gelu(active, approximate=_approximate(approximate))
     return other * gelu, gelu
@@ -98,8 +98,9 @@ def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
 
 @stands_for("npu::npu_clipped_swiglu")
 def clipped_swiglu(c: Call) -> Tensor:
-    """Return (up + bias) · gate · sigmoid(alpha · gate), with gate and up clamped, as in gpt-oss. Rows after the last
-    group are zero.
+    """Return (up + bias) · gate · sigmoid(alpha · gate), with gate and up clamped, as in gpt-oss.
+
+    Rows after the last group are zero.
     """
     dim = c.dim
     if c.interleaved:
@@ -125,7 +126,10 @@ def _scaled_mask(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -
 
 @stands_for("npu::npu_scaled_masked_softmax")
 def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -> Tensor:
-    """Return softmax(scale · x) over the last dim; masked scores (mask set, or above the diagonal) count as −10000."""
+    """Return softmax(scale · x) over the last dim, with masked scores set to −10000.
+
+    Scores are masked where `mask` is set or, with `fixed_triu_mask`, above the diagonal.
+    """
     return _scaled_mask(x, mask, scale, fixed_triu_mask).softmax(-1).to(x.dtype)
 
 
@@ -148,7 +152,10 @@ def attn_softmax_(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_attn_softmax_backward_")
 def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) -> Tensor:
-    """Replace self, a softmax result, by its input's gradient; the incoming gradient is grad_output @ valuesᵀ."""
+    """Replace `self`, a softmax result, by the gradient of the softmax's input.
+
+    The incoming gradient is grad_output @ valuesᵀ.
+    """
     upstream = grad_output.float() @ values.float().transpose(-1, -2)
     wide = self.float()
     return self.copy_((upstream - (upstream * wide).sum(-1, keepdim=True)) * wide)
@@ -307,8 +314,9 @@ def mask_bytes(elements: int) -> int:
 
 @stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Apply dropout with probability p and scale the kept elements by 1 / (1 − p). Returns (output, uint8 mask). The
-    mask holds 8 elements per byte, the first of them in bit 0.
+    """Apply dropout with probability p and scale the kept elements by 1 / (1 − p).
+
+    Returns (output, uint8 mask). The mask holds 8 elements per byte, the first in bit 0.
     """
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)

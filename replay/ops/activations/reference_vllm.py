@@ -53,8 +53,9 @@ def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float, limit: float) ->
 
 @stands_for("_C::silu_and_mul_with_clamp")
 def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: float, beta: float) -> None:
-    """Write gate · sigmoid(alpha · gate) · (up + beta) to result. gate is the first half of `input`, clamped to (−∞,
-    limit]; up is the second half, clamped to [−limit, limit].
+    """Write gate · sigmoid(alpha · gate) · (up + beta) to result.
+
+    gate is the first half of `input`, clamped to (−∞, limit]. up is the second half, clamped to [−limit, limit].
     """
     gate, up = input.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)

@@ -18,7 +18,10 @@ Maybe = Tensor | None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Maybe, *, causal: bool, scale: float | None) -> Tensor:
-    """Compute attention of q [B, H, Sq, D], k and v [B, Hkv, Sk, D]; return [B, H, Sq, Dv]. H is a multiple of Hkv."""
+    """Return the attention [B, H, Sq, Dv] of q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv].
+
+    H is a multiple of Hkv.
+    """
     if mask is not None and causal:
         seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask, causal = mask.masked_fill(~seen, -torch.inf), False
@@ -37,7 +40,10 @@ def _lse(q: Tensor) -> Tensor:
 
 
 def _padded_lse(q: Tensor, batch: int, heads: int, longest: int, *, wanted: bool) -> Tensor:
-    """Return a placeholder log-sum-exp [B, H, S]; S is padded to blocks of 32 as in the memory-efficient kernels."""
+    """Return a placeholder log-sum-exp [B, H, S].
+
+    S is padded to a multiple of 32, as in the memory-efficient kernels. S is 0 if the result is not wanted.
+    """
     return q.new_empty((batch, heads, -(-longest // 32) * 32 if wanted else 0), dtype=torch.float32)
 
 
@@ -46,7 +52,7 @@ def _state(q: Tensor) -> Tensor:
 
 
 def _flash_states(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return placeholders of the random state: one tensor for seed and offset, and an unused one."""
+    """Return placeholders of the random state: a tensor for seed and offset, and an unused tensor."""
     return q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)
 
 

@@ -17,8 +17,9 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def gradients(
     tensors: Tensors, lse: Tensor, mask: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v. q, grad and out are [B, H, Sq, D]; k and v are [B, Hkv, Sk, D]; lse is
-    float32 [B, H, Sq or more].
+    """Return the gradients of q, k and v.
+
+    q, grad and out are [B, H, Sq, D], k and v are [B, Hkv, Sk, D], and lse is float32 [B, H, Sq or more].
     """
     grad, q, k, v, out = tensors
     repeats = q.shape[1] // max(1, k.shape[1])
@@ -71,8 +72,9 @@ def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...
 
 
 def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of attention in layout [B, H, S, D]; packed sequences are treated as one sequence, and a
-    bias is ignored.
+    """Return the gradients of attention in layout [B, H, S, D].
+
+    Packed sequences are treated as a single sequence, and a bias is ignored.
     """
     return scaled_dot_product_flash_attention_backward(with_changes(c, attn_bias=None))
 
@@ -109,8 +111,7 @@ def _packed(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v for packed sequences [T, H, D].
 
-    The recorded log-sum-exps are not used; zeros replace them. The reason is that each library packs log-sum-exps
-    differently.
+    Zeros replace the recorded log-sum-exps, because each library packs them differently.
     """
     grad, q, k, v, out = tensors
     starts_q = ends_q.tolist()

@@ -23,8 +23,9 @@ def convolution_backward_overrideable(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cudnn_convolution(c: Call) -> Tensor:
-    """Convolve self [N, C, *] with weight [O, C / groups, *k]. If the call has an output padding, the convolution is
-    transposed and the weight is [C, O / groups, *k].
+    """Convolve self [N, C, *] with weight [O, C / groups, *k].
+
+    If the call has an output padding, the convolution is transposed and the weight is [C, O / groups, *k].
     """
     extra = getattr(c, "output_padding", None)
     sizes = (c.stride, c.padding, c.dilation, extra is not None, [0] * len(c.stride) if extra is None else extra)

@@ -18,8 +18,10 @@ def cudnn_ctc_loss(
     deterministic: bool,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the CTC loss: return (loss [B], tensor for the backward). log_probs is [T, B, C], targets is [ΣS] or [B,
-    S], and lengths are lists or tensors.
+    """Compute the CTC loss.
+
+    Returns (loss [B], tensor for the backward). log_probs is [T, B, C], and targets is [ΣS] or [B, S]. Lengths are
+    lists or tensors.
     """
     del deterministic
     return torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)

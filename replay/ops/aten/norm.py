@@ -14,12 +14,12 @@ Maybe = Tensor | None
 
 
 def cudnn_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the batch norm of input [N, C, *], saved mean and inverse deviation [C], and an empty reserve."""
+    """Return the batch norm of input [N, C, *], the saved mean and inverse deviation [C], and an empty reserve."""
     return *miopen_batch_norm(c), c.input.new_empty(0, dtype=torch.uint8)
 
 
 def miopen_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise input [N, C, *]; return the result, the saved mean and the inverse standard deviation [C]."""
+    """Normalise input [N, C, *]. Returns the result, and the saved mean and inverse standard deviation, both [C]."""
     running, settings = (c.running_mean, c.running_var), (c.training, c.exponential_average_factor, c.epsilon)
     return torch.native_batch_norm(c.input, c.weight, c.bias, *running, *settings)
 
@@ -36,8 +36,9 @@ cudnn_batch_norm_backward = miopen_batch_norm_backward
 
 
 def native_batch_norm_backward(c: Call) -> tuple[Maybe, Maybe, Maybe]:
-    """Compute the gradients with all per-channel tensors in float32, because the CPU, unlike CUDA, does not accept
-    mixed dtypes.
+    """Compute the gradients of batch norm, with all per-channel tensors in float32.
+
+    The reason is that the CPU, unlike CUDA, does not accept mixed dtypes.
     """
     given = (c.weight, c.running_mean, c.running_var, c.save_mean, c.save_invstd)
     by_channel = [None if t is None else t.float() for t in given]
@@ -72,7 +73,7 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
 
 
 def batch_norm_gather_stats(c: Call) -> tuple[Tensor, Tensor]:
-    """Merge per-rank mean and invstd [ranks, C] into mean and invstd [C]; all ranks have the same number of rows."""
+    """Merge per-rank mean and invstd [ranks, C] into mean and invstd [C]. All ranks have the same number of rows."""
     counts = torch.full((c.mean.shape[0],), float(c.count), device=c.mean.device)
     return batch_norm_gather_stats_with_counts(with_changes(c, counts=counts))
 
@@ -111,7 +112,8 @@ def batch_norm_backward_elemt(c: Call) -> Tensor:
 def fused_rms_norm_backward(
     grad: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Maybe, output_mask: Sequence[bool]
 ) -> tuple[Maybe, Maybe]:
-    """Return the gradients of x [*, *normalized_shape] and of the weight; None for a gradient that is not requested.
+    """Return the gradients of x [*, *normalized_shape] and of the weight, each None if not requested.
+
     rstd is [*, 1...].
     """
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))

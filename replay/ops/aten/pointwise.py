@@ -66,8 +66,9 @@ def max_pool2d_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Scatter each gradient to the upper left corner of its window, because an NPU's `indices` are a bit mask in a
-    private layout.
+    """Scatter each gradient to the upper left corner of its window.
+
+    The place of the maximum is unknown, because an NPU's `indices` are a bit mask in a private layout.
     """
     del indices
     height, width = x.shape[-2:]

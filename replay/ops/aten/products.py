@@ -19,13 +19,19 @@ from opreplay.replay.ops.maths.quantize import expand_scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of 4-bit floats by their lower three bits (OCP microscaling formats)."""
 BLOCKS = {"torch.float8_e8m0fnu": 32, "torch.float8_e4m3fn": 16}
-"""Numbers per scale block, by the name of the scales' dtype (older torch versions lack some of these dtypes)."""
+"""Number of elements that share a scale, by the name of the scales' dtype.
+
+The keys are names because older torch versions lack some of these dtypes.
+"""
 TILE_ROWS, TILE_COLUMNS = 128, 4
 """Tile size in CUDA's layout of block scales; a tile is stored as 32 x 4 x 4 numbers."""
 
 
 def numbers_of(x: Tensor) -> Tensor:
-    """Return a matrix as float32 [rows, K]; 4-bit numbers are packed in pairs along K, the first in the low bits."""
+    """Return a matrix as float32 [rows, K].
+
+    4-bit numbers are packed in pairs along K, with the first number in the low bits.
+    """
     if str(x.dtype) != "torch.float4_e2m1fn_x2":
         return x.float()
     pairs = x.contiguous().view(torch.uint8)
@@ -66,7 +72,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _written(product: Tensor, bias: Tensor | None, result_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return product + bias in `dtype`; an 8-bit result is multiplied by `result_scale` before the cast."""
+    """Return product + bias in `dtype`. An 8-bit result is multiplied by `result_scale` before the cast."""
     if bias is not None:
         product = product + bias.float()
     if result_scale is not None and dtype.itemsize == 1:
@@ -84,8 +90,9 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Multiply x [M, K] by mat2 [K, N]. `scale_b` is laid out like mat2. If it has one scale per block, it is laid out
-    like the transpose of mat2.
+    """Multiply x [M, K] by mat2 [K, N].
+
+    `scale_b` is laid out like mat2 or, if it has a scale per block, like the transpose of mat2.
     """
     del use_fast_accum
     of_blocks = str(scale_b.dtype) in BLOCKS or scale_b.dim() < 2

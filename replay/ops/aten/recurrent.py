@@ -77,7 +77,10 @@ def thnn_fused_gru_cell(
 
 
 def cudnn_rnn_backward(c: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Return the gradients of input ([T, B, C] as in `cudnn_rnn`), hx, cx and each weight; None if not requested."""
+    """Return the gradients of input (shaped as in `cudnn_rnn`), hx, cx and each weight.
+
+    A gradient that is not requested is None.
+    """
     grads, wanted = (c.grad_output, c.grad_hy, c.grad_cy), c.output_mask
     with torch.enable_grad():
         inputs = [None if t is None else t.detach().requires_grad_() for t in (c.input, c.hx, c.cx)]
@@ -101,8 +104,9 @@ miopen_rnn_backward = cudnn_rnn_backward
 def thnn_fused_lstm_cell_backward_impl(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the gates [B, 4H], of cx and of the bias. The incoming gradients are [B, H]. `workspace`
-    [B, 4H] holds the activated gates.
+    """Return the gradients of the gates [B, 4H], of cx and of the bias.
+
+    The incoming gradients are [B, H]. `workspace` [B, 4H] holds the activated gates.
     """
     i, f, g, o = workspace.chunk(4, 1)
     tanh = cy.tanh()
@@ -118,8 +122,9 @@ def thnn_fused_lstm_cell_backward_impl(
 def thnn_fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the input gates and hidden gates (both [B, 3H]), of hx, and of both biases [3H]. grad_hy
-    is [B, H]; workspace is [B, 5H].
+    """Return the gradients of the input gates and hidden gates (both [B, 3H]), of hx, and of both biases [3H].
+
+    grad_hy is [B, H], and workspace is [B, 5H].
     """
     r, z, n, hx, hn = workspace.chunk(5, 1)
     fresh = grad_hy * (1 - z) * (1 - n * n)

@@ -28,18 +28,26 @@ class Equivalent(msgspec.Struct, frozen=True, kw_only=True):
     module: str
     function: str
     needs_accelerator: bool = False
-    """Whether the CPU kernel works only with an accelerator's driver, or is a stub that accelerators replace."""
+    """Whether the CPU has no usable kernel.
+
+    Its kernel needs an accelerator's driver, or is a stub that accelerators replace.
+    """
     one_dtype: tuple[str, ...] = ()
-    """Arguments that the CPU kernel requires to have the same dtype; with mixed dtypes the kernel counts as missing."""
+    """Arguments that the CPU kernel requires to have the same dtype.
+
+    With mixed dtypes, the kernel counts as missing.
+    """
     wants: tuple[tuple[str, str], ...] = ()
-    """(argument, dtype) pairs that the kernel requires. If an argument has another dtype, it is in a device-specific
-    form, and the device is treated as having no kernel.
+    """(argument, dtype) pairs that the kernel requires.
+
+    An argument of another dtype is in a device-specific form. The device is then treated as having no kernel.
     """
     op: str = ""
     """Name of the op in `aten` if `function` reads the arguments by their schema names, otherwise ""."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
-    """Function that is given (dtypes, values) and returns True if the CPU has no kernel for them. Both are keyed by
-    argument name. The value of a tensor is its size.
+    """Function that takes (dtypes, values) and returns True if the CPU has no kernel for them.
+
+    Both are keyed by argument name. The value of a tensor is its size.
     """
 
     def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
@@ -61,8 +69,9 @@ class Equivalent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
-    """Return {op: equivalent} for `entries` {op name: op that does the work}. The function of each equivalent is named
-    like the op, without leading and trailing underscores.
+    """Return {op: equivalent} for `entries` {op name: op that does the work}.
+
+    An equivalent's function is named like the op, without leading and trailing underscores.
     """
     equivalents: dict[str, Equivalent] = {}
     for op, via in entries.items():
@@ -73,10 +82,10 @@ def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
 def equivalent_for(
     name: str, dtypes: Mapping[str, str], values: Mapping[str, Any] | None = None, *, has_kernel: bool, device: str
 ) -> Equivalent | None:
-    """Return the equivalent to use for a call; None if the op itself can run, or if there is no equivalent.
+    """Return the equivalent to use for a call.
 
-    `dtypes` maps tensor arguments to dtypes. `values` maps tensor arguments to sizes, and other arguments to their
-    values.
+    Returns None if the op itself can run, or if there is no equivalent. `dtypes` maps tensor arguments to dtypes.
+    `values` maps tensor arguments to sizes, and other arguments to their values.
     """
     equivalent = EQUIVALENTS.get(name)
     if equivalent is None or not has_kernel:
@@ -88,7 +97,7 @@ def equivalent_for(
 
 
 def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:
-    """Return the equivalent function that replays an op of a plan, or None if the plan calls an op."""
+    """Return the equivalent that replays an op of a plan, or None if the plan calls a torch op instead."""
     form = legacy_form(op.name, op.overload)
     if form is not None:
         return form
@@ -104,7 +113,10 @@ def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
 
 
 def _scales_blocks(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
-    """Check whether a scaled product has scales other than float32 ones per tensor, or per row and column."""
+    """Check whether a scaled product has block scales.
+
+    Other products have float32 scales: one per tensor, or one per row and one per column.
+    """
     if dtypes.get("self") == "float4_e2m1fn_x2":
         return True
     x, mat2, scale_a, scale_b = (_size(values.get(name)) for name in ("self", "mat2", "scale_a", "scale_b"))
@@ -223,6 +235,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
     **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
        for op in ("mm", "bmm", "addmm", "baddbmm")},
 }  # fmt: skip
-"""Map of recorded op to equivalent. `mm` and similar ops are listed only because of their `dtype` overloads; their
-other overloads have kernels everywhere.
+"""Map of recorded op to equivalent.
+
+`mm` and similar ops are listed only because of their `dtype` overloads. Their other overloads have kernels everywhere.
 """

@@ -77,7 +77,7 @@ def dense_forward(c: Call) -> _Four:
 
 @stands_for("aiter::_flash_attn_forward", fake=lambda q, v: _fake_dense(q, v, False)[0])
 def flash_attn_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute dense attention [B, S, H, D] without mask, with scale 1/√D; test traces record only the three tensors."""
+    """Compute dense attention [B, S, H, D] without mask, with scale 1/√D. Test traces record only the three tensors."""
     rules = Rules(scale=q.shape[-1] ** -0.5)
     return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
 
@@ -91,8 +91,9 @@ def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
 
 @stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
 def varlen_forward(c: Call) -> _Four:
-    """Compute attention of packed queries [T, H, D]. Keys are packed, or paged if the call has a block_table. The
-    lengths of paged keys come from cu_seqlens_k.
+    """Compute attention of packed queries [T, H, D].
+
+    Keys are packed, or paged if the call has a block_table. cu_seqlens_k gives the lengths of paged keys.
     """
     _refuse(c.dropout_p, c.bias)
     rules = Rules(

@@ -38,8 +38,8 @@ def sequences(
 ) -> Sequences:
     """Split packed k, v [T, Hkv, D] or paged k, v [blocks, page, Hkv, D] into sequences.
 
-    Packed ones are split by cu_seqlens_k, paged ones by block_table [B, blocks]. The lengths are seqused_k if given,
-    otherwise the differences of cu_seqlens_k.
+    Packed tensors are split by cu_seqlens_k, paged tensors by block_table [B, blocks]. The lengths are seqused_k if
+    given, otherwise the differences of cu_seqlens_k.
     """
     query_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
     batch = len(query_ends) - 1
@@ -56,7 +56,10 @@ def sequences(
 
 
 def _result(out: Tensor, target: Tensor | None) -> Tensor:
-    """Copy `out` into `target` if given; return `out`, because an op must not return its own argument."""
+    """Copy `out` into `target` if given, and return `out`.
+
+    `target` is not returned, because an op must not return its own argument.
+    """
     if target is None:
         return out
     target.copy_(out)
@@ -69,7 +72,10 @@ def _fake_varlen_list(q: Tensor, v: Tensor) -> list[Tensor]:
 
 @stands_for("_vllm_fa2_C::varlen_fwd", fake=_fake_varlen_list)
 def vllm_varlen_fwd(c: Call) -> list[Tensor]:
-    """Return [out [T, H, D], softmax_lse float32 [H, T]] of packed queries; keys packed or paged."""
+    """Compute attention of packed queries over packed or paged keys.
+
+    Returns [out [T, H, D], softmax_lse float32 [H, T]].
+    """
     _refuse(c.p_dropout > 0, "dropout")
     _refuse(c.leftpad_k is not None, "leftpad_k")
     rules = Rules(
@@ -195,8 +201,9 @@ def flash_attn_varlen_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _set_hidden_rows_to_inf(lse: Tensor) -> Tensor:
-    """Set the log-sum-exp of rows without visible keys to +inf, as flash-attention 2 does, so that exp(score − inf) =
-    0.
+    """Set the log-sum-exp of rows without visible keys to +inf, as flash-attention 2 does.
+
+    Then exp(score − inf) = 0 in these rows.
     """
     return lse.masked_fill(lse == -torch.inf, torch.inf)
 

@@ -15,8 +15,9 @@ from opreplay.replay.ops.maths.attention import SCORE_BYTES
 def sequence_gradients(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, bounds: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the same as `masked_gradients`, for a window instead of a mask. `bounds` are the numbers of keys to the
-    left and to the right of the diagonal that a query sees. A negative number means all.
+    """Return the same as `masked_gradients`, for a window instead of a mask.
+
+    `bounds` is (keys to the left, keys to the right) of the diagonal that a query sees. A negative number means all.
     """
     shift = k.shape[0] - q.shape[0]
     column = torch.arange(k.shape[0], device=q.device)

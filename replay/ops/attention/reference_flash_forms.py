@@ -113,10 +113,10 @@ def _fake_cache(q: Tensor, vcache: Tensor) -> list[Tensor]:
 
 @stands_for("_vllm_fa2_C::fwd_kvcache", writes=("kcache", "vcache", "out"), fake=_fake_cache)
 def fwd_kvcache(c: Call) -> list[Tensor]:
-    """Append new k, v [B, Sn, Hkv, D] to the caches and compute attention; return [out [B, Sq, H, D], lse [B, H, Sq]].
+    """Append new k, v [B, Sn, Hkv, D] to the caches and compute attention.
 
-    The new keys start at position seqlens_k. Caches are [B, S, Hkv, D], or pages [blocks, page, Hkv, D] if block_table
-    is given. Raises ValueError for rotary embedding and left padding.
+    Returns [out [B, Sq, H, D], lse [B, H, Sq]]. The new keys start at position seqlens_k. Caches are [B, S, Hkv, D], or
+    pages [blocks, page, Hkv, D] if block_table is given. Raises ValueError for rotary embedding and left padding.
     """
     block_table = c.block_table
     if c.rotary_cos is not None or c.leftpad_k is not None:
@@ -167,8 +167,9 @@ def _fake_segments(q: Tensor) -> Tensor:
 def vision_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Return the attention of a vision encoder: q, k, v are [B, S, H, D]. If cu_seqlens is given, it splits the tokens
-    of the whole batch into segments, which replace the rows of the batch.
+    """Return the attention of a vision encoder, with q, k and v [B, S, H, D].
+
+    If cu_seqlens is given, it splits the tokens of the whole batch into segments, which replace the rows of the batch.
     """
     rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     if cu_seqlens is None:
@@ -204,8 +205,9 @@ def rocm_varlen(c: Call) -> Tensor:
     fake=lambda decode_query, value_cache: decode_query.new_empty((*decode_query.shape[:-1], value_cache.shape[-1])),
 )
 def flash_attn_with_kvcache(c: Call) -> Tensor:
-    """Compute attention of decode_query [B, Sq, H, D] over caches, as `_vllm_fa2_C::fwd_kvcache` does without
-    new keys.
+    """Compute attention of decode_query [B, Sq, H, D] over caches.
+
+    It works as `_vllm_fa2_C::fwd_kvcache` without new keys.
     """
     scale = c.decode_query.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     return fwd_kvcache(
@@ -243,7 +245,10 @@ def sglang_varlen(c: Call) -> Tensor:
 
 
 def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> Rules:
-    """Return the rules of an xformers mask type: 0 no mask, 1 causal aligned to the top left, 2 to the bottom right."""
+    """Return the attention rules for an xformers mask type.
+
+    Type 0 is no mask. Types 1 and 2 are causal masks, aligned to the top left and to the bottom right.
+    """
     if custom_mask_type not in (0, 1, 2):
         raise ValueError(f"custom_mask_type {custom_mask_type} is not implemented")
     return Rules(scale=scale, causal=custom_mask_type != 0, window=(window - 1 if window else -1, -1))
@@ -302,7 +307,5 @@ def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def _aligned(k: Tensor, v: Tensor, queries: int, custom_mask_type: int) -> tuple[Tensor, Tensor]:
-    """Cut the keys to those visible under a top-left causal mask, so that the last query is aligned with the
-    last key.
-    """
+    """Cut the keys to those visible under a top-left causal mask. The last query is then aligned with the last key."""
     return (k[:queries], v[:queries]) if custom_mask_type == 1 else (k, v)

@@ -32,7 +32,10 @@ def _refuse(c: Call, dropout: float, alibi_slopes: Tensor | None) -> None:
 
 
 def gradients(c: Call, lengths: tuple[Tensor | None, Tensor | None], scale: float, bounds: tuple[int, int]) -> _Four:
-    """Return dq, dk, dv and softmax_d: dense [B, S, H, D] with lse [B, H, S], or packed [T, H, D] with lse [H, T]."""
+    """Return dq, dk, dv and softmax_d.
+
+    Tensors are dense [B, S, H, D] with lse [B, H, S], or packed [T, H, D] with lse [H, T].
+    """
     dout, q, k, v, out, lse = c.dout, c.q, c.k, c.v, c.out, c.softmax_lse
     cu_q, cu_k = lengths
     if cu_q is None or cu_k is None:
@@ -52,7 +55,7 @@ def gradients(c: Call, lengths: tuple[Tensor | None, Tensor | None], scale: floa
 
 
 def _written(c: Call, scale: float, *, causal: bool) -> _Four:
-    """Return (dq, dk, dv, softmax_d) of a call; copy the first three into the call's dq, dk and dv if given."""
+    """Return (dq, dk, dv, softmax_d) of a call. The first three are copied into the call's dq, dk and dv if given."""
     _refuse(c, c.dropout_p, c.alibi_slopes)
     bounds = (c.window_size_left, 0 if causal else c.window_size_right)
     lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)
@@ -78,7 +81,7 @@ def _fake_lse(softmax_lse: Tensor) -> Tensor:
     fake=_fake_lse,
 )
 def flash_backward(c: Call) -> Tensor:
-    """Write dq, dk and dv (dense [B, S, H, D] or packed [T, H, D]); return softmax_d float32 [B, H, Sq] or [H, T]."""
+    """Write dq, dk and dv, dense [B, S, H, D] or packed [T, H, D]. Returns softmax_d float32, [B, H, Sq] or [H, T]."""
     return _written(c, c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale, causal=c.causal)[3]
 
 

@@ -28,7 +28,7 @@ _LARGE = 1 << 30
 
 
 def refuse(**arguments: object) -> None:
-    """Raise ValueError if an argument is neither None nor False, because none of `arguments` is implemented."""
+    """Raise ValueError if any of these unimplemented arguments is set (neither None nor False)."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not implemented in the reference of npu attention")
@@ -43,7 +43,10 @@ def attend_sequences(
     need_lse: bool,
     maxima: list[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Return outputs [S, H, Dv] and log-sum-exps [H, S] per sequence; `maxima` receives the row maxima [H, S]."""
+    """Return outputs [S, H, Dv] and log-sum-exps [H, S] per sequence.
+
+    If `maxima` is given, the row maxima [H, S] of each sequence are appended to it.
+    """
     scale, mask, sparse_mode = c.scale, c.atten_mask, c.sparse_mode
     outs, sums = [], []
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
@@ -67,8 +70,9 @@ def attend_sequences(
 
 
 def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
-    """Return which keys of one sequence are masked, bool [1 or H, rows, keys]. `mask` has one entry per sequence, or
-    one entry for the whole batch.
+    """Return which keys of one sequence are masked, bool [1 or H, rows, keys].
+
+    `mask` has an entry per sequence, or a single entry for the whole batch.
     """
     of_sequence = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
     return of_sequence.reshape(-1, *of_sequence.shape[-2:])[..., :rows, :keys] != 0
@@ -133,9 +137,11 @@ def _fake_infer(c: Call) -> tuple[Tensor, Tensor]:
 def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
     """Return the attention output and the log-sum-exp.
 
-    The output has the query's layout, or another one if the call requests it. The log-sum-exp is float32 [B, N, S, 1]
-    or [T, N, 1], or a single zero. Lengths are ints on the host. They are cumulative for layout TND and per sequence
-    otherwise; lengths of paged keys are never cumulative.
+    The output has the query's layout unless the call requests another. The log-sum-exp is float32 [B, N, S, 1] or [T,
+    N, 1], or a single zero.
+
+    Lengths are ints on the host. They are cumulative for layout TND and per sequence for other layouts. Lengths of
+    paged keys are never cumulative.
     """
     num_heads = c.num_heads
     query_rope = getattr(c, "query_rope", None)
@@ -206,7 +212,7 @@ def _fake_incre(c: Call) -> Tensor:
 
 @stands_for("npu::npu_incre_flash_attention", fake=_fake_incre)
 def npu_incre_flash_attention(c: Call) -> Tensor:
-    """Compute decode attention: one query token per sequence; actual_seq_lengths are the lengths of the keys."""
+    """Compute decode attention, with one query token per sequence. actual_seq_lengths are the lengths of the keys."""
     return npu_fused_infer_attention_score(
         with_changes(
             c,

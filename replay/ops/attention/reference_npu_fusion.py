@@ -70,7 +70,10 @@ def npu_fusion_attention(c: Call) -> _Fusion:
 
 
 def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
-    """Return row statistics, [H, S] per sequence, in the device's layout, which repeats each number eight times."""
+    """Return row statistics in the device's layout, which repeats each number eight times.
+
+    `parts` holds one tensor [H, S] per sequence.
+    """
     statistics = query.new_zeros(shape, dtype=torch.float32)
     start = 0
     for i, part in enumerate(parts):

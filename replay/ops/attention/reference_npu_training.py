@@ -32,8 +32,9 @@ stands_for("npu::npu_flash_attention", fake=fake_fusion)(npu_fusion_attention)  
 
 @stands_for("npu::npu_fusion_attention_v2", fake=fake_fusion)
 def npu_fusion_attention_v2(c: Call) -> _Fusion:
-    """Same as npu_fusion_attention, with other argument names. Raises ValueError for separate rotary parts and for fp8
-    scales.
+    """Do the same as npu_fusion_attention, with other argument names.
+
+    Raises ValueError for separate rotary parts and for fp8 scales.
     """
     refuse(query_rope=c.query_rope, d_scale_q=getattr(c, "d_scale_q", None))
     return npu_fusion_attention(
@@ -149,7 +150,7 @@ def npu_fusion_attention_grad_sink(c: Call) -> tuple[Tensor, Tensor, Tensor, Ten
 
 @stands_for("npu::npu_attention_update")
 def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type: int) -> tuple[Tensor, Tensor]:
-    """Merge partial attentions by their log-sum-exps; return (out, total log-sum-exp or an empty tensor)."""
+    """Merge partial attentions by their log-sum-exps. Returns (out, total log-sum-exp or an empty tensor)."""
     sums = torch.stack([x.float() for x in lse])
     total = torch.logsumexp(sums, 0)
     weights = torch.exp(sums - total)
@@ -169,7 +170,10 @@ def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type
     ),
 )
 def npu_ring_attention_update(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge two attentions into (out, softmax_max, softmax_sum); statistics [B, N, S, 8] for SBH, [T, N, 8] for TND."""
+    """Merge two partial attentions into (out, softmax_max, softmax_sum).
+
+    The statistics are [B, N, S, 8] for layout SBH and [T, N, 8] for TND.
+    """
     top = torch.maximum(c.prev_softmax_max, c.cur_softmax_max)
     before = c.prev_softmax_sum * torch.exp(c.prev_softmax_max - top)
     after = c.cur_softmax_sum * torch.exp(c.cur_softmax_max - top)

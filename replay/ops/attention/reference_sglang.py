@@ -35,7 +35,9 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged:
 
 @stands_for("sgl_kernel::merge_state")
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
-    """Merge two partial attentions as `merge_state_v2` does, with FlashInfer's log-sum-exps to base 2."""
+    """Merge two partial attentions as `merge_state_v2` does, but with log-sum-exps to base 2, as FlashInfer
+    has them.
+    """
     merge_state_v2(v_a, s_a * math.log(2), v_b, s_b * math.log(2), v_merged, s_merged)
     s_merged.div_(math.log(2))
 
@@ -79,7 +81,10 @@ def profiler_paged_attention(c: Call) -> None:
     "sglang_profiler::forward_batch_info_compute_position_triton",
 )
 def profiler_compute_position(extend_prefix_lens: Tensor, extend_seq_lens: Tensor) -> None:
-    """Compute positions prefix .. prefix + new − 1 of each sequence, concatenated; the result is discarded."""
+    """Compute the positions of the new tokens, concatenated over all sequences.
+
+    The positions of a sequence are prefix to prefix + new − 1. The result is discarded.
+    """
     lengths = extend_seq_lens.to(torch.int64).clamp(min=0)
     start = lengths.cumsum(0) - lengths
     shift = torch.repeat_interleave(extend_prefix_lens.to(torch.int64) - start, lengths)

@@ -39,8 +39,9 @@ def _decode(
     rules: Rules,
     scales: tuple[Tensor | float, Tensor | float],
 ) -> None:
-    """Compute attention of one query row per sequence over the sequence's cache. `rows` gives, for each sequence, the
-    index of its row in query and out, which are [T, H, D].
+    """Compute attention of one query row per sequence over the sequence's cache.
+
+    query and out are [T, H, D]. `rows` holds the index of each sequence's row in them.
     """
     k_scale, v_scale = (float(scale) if isinstance(scale, Tensor) and scale.numel() == 1 else scale for scale in scales)
     for index, row in enumerate(rows):
@@ -65,7 +66,10 @@ def paged_attention(c: Call) -> None:
 
 @stands_for("_rocm_C::paged_attention")
 def rocm_paged_attention(c: Call) -> None:
-    """Same as paged_attention; with query_start_loc [S + 1] only sequences with a single new token are computed."""
+    """Do the same as `paged_attention`.
+
+    If query_start_loc [S + 1] is given, only sequences with a single new token are computed.
+    """
     out, block_tables = c.out, c.block_tables
     query_start_loc = getattr(c, "query_start_loc", None)
     fp8_out_scale = getattr(c, "fp8_out_scale", None)

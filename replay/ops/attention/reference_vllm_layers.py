@@ -26,7 +26,10 @@ from opreplay.replay.ops.maths.routing import choose
 
 
 def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
-    """Return `total` rows: x[start : start + new], preceded by repeated rows of x in place of the cached rows."""
+    """Return `total` rows, the last of which are x[start : start + new].
+
+    Repeated rows of x take the place of the cached rows before them.
+    """
     if total == new:
         return x[start : start + new]
     index = torch.arange(start + new - total, start + new, device=x.device) % x.shape[0]
@@ -50,7 +53,10 @@ def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) 
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors as [T, H, D]; a tensor [T, H · D] becomes one head, because the head size is not recorded."""
+    """Return the tensors as [T, H, D].
+
+    A tensor [T, H · D] becomes a single head, because the head size is not recorded.
+    """
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
@@ -69,9 +75,9 @@ def unified_attention_with_output(
 ) -> None:
     """Write causal attention of the batch to output [T, H, D].
 
-    The sequence lengths are assumed to be those of the active `batch_layout`; without one, all T tokens are assumed to
-    form one sequence. No window and no sinks are assumed. If there are fewer key rows than query rows (a cache shared
-    with another layer), the key rows repeat.
+    The sequence lengths are assumed to be those of the active `batch_layout`. If no layout is active, all T tokens are
+    assumed to form one sequence. No window and no sinks are assumed. If there are fewer key rows than query rows, as in
+    a cache shared with another layer, the key rows repeat.
     """
     q, k, v = _heads(query, key, value)
     wide = torch.bfloat16 if output.dtype.itemsize == 1 else output.dtype
@@ -104,7 +110,7 @@ def _fake_empty(key: Tensor) -> Tensor:
 def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
     """Write key and value [T, Hkv, D] once, to separate memory instead of the layer's cache.
 
-    Returns an empty tensor. Its only purpose is that this op runs before the attention.
+    Returns an empty tensor, whose only purpose is to make the attention run after this op.
     """
     torch.stack((key, value)) if key.shape == value.shape else (key.clone(), value.clone())
     return key.new_empty((0,))
@@ -116,7 +122,7 @@ def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_mla_attention", fake=_fake_mla, assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
-    """Compute attention of q [T, H, D] over one latent head; the result is [T, H, rank].
+    """Return the attention [T, H, rank] of q [T, H, D] over a single latent head.
 
     The keys are kv_c_normed and k_pe, concatenated and padded or cut to D. The values are kv_c_normed.
     """
@@ -128,7 +134,10 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
 
 @stands_for("vllm::unified_mla_attention_with_output", assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
-    """Same as unified_mla_attention, with rows cut to output's width; the layer's up-projection is left out."""
+    """Do the same as unified_mla_attention, and cut the rows to the output's width.
+
+    The layer's up-projection is left out.
+    """
     attended = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
     rows = output.reshape(output.shape[0], -1)
     width = min(rows.shape[1], attended.shape[1])

@@ -16,7 +16,10 @@ from opreplay.replay.ops.declared import stands_for
 
 @stands_for("aiter::reshape_and_cache")
 def reshape_and_cache(c: Call) -> None:
-    """Same as `_C_cache_ops::reshape_and_cache`; with asm_layout the value cache is [blocks, Hkv, page/x, D, x]."""
+    """Do the same as `_C_cache_ops::reshape_and_cache`.
+
+    With asm_layout, the value cache is [blocks, Hkv, page/x, D, x].
+    """
     scales = (1.0 if c.k_scale is None else c.k_scale, 1.0 if c.v_scale is None else c.v_scale)
     if not c.asm_layout or c.value_cache.dim() == 4:
         vllm_reshape_and_cache(with_changes(c, k_scale=scales[0], v_scale=scales[1]))

@@ -15,7 +15,10 @@ from opreplay.replay.ops.maths.quantize import FP8_BY_KIND, fp8_view, largest
 
 
 def as_stored(x: Tensor, cache: Tensor, scale: Tensor | float) -> Tensor:
-    """Return x in the cache's dtype; for fp8, return x / scale, saturated, with one scale or one per head [Hkv]."""
+    """Return x in the cache's dtype.
+
+    For fp8, x is divided by `scale` and saturated. There is one scale, or one per head [Hkv].
+    """
     if cache.dtype.itemsize != 1:
         return x.to(cache.dtype)
     if isinstance(scale, Tensor) and scale.numel() > 1:

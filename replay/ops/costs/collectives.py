@@ -33,7 +33,7 @@ OF_KINDS: dict[str, str] = {
     "barrier": "hcom_barrier_",
     "send_recv": "hcom_alltoallv_",
 }
-"""Kind of collective → HCCL operation; `send_recv` kernels mostly belong to an all-to-all."""
+"""Map of kind of collective to HCCL operation. `send_recv` kernels mostly belong to an all-to-all."""
 
 LIKE = (
     r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl|lccl|ncclx):",  # annotations of the back-ends, taken for ops
@@ -46,7 +46,10 @@ LIKE = (
 
 
 def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """Return one rank's (inputs, outputs); if only one is recorded, the other is derived from the number of ranks."""
+    """Return (inputs, outputs) of one rank.
+
+    If only one of them is recorded, the other is derived from the number of ranks.
+    """
     tensors = [spec(t.shape, t.dtype) for t in op.tensors]
     name = op.op.name
     if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or not tensors or name.endswith("_base_"):
@@ -94,7 +97,10 @@ def _lowered(op: OpView, kind: str) -> list[KernelCall]:
 
 
 def _by_sizes(op: OpView, kind: str) -> int:
-    """Return the number of ranks as the size ratio of gathered (or scattered) data to one rank's data; 0 if unknown."""
+    """Return the number of ranks, or 0 if it is unknown.
+
+    It is the size of the gathered (or not yet scattered) data, divided by the size of one rank's data.
+    """
     sizes = [prod(t.shape) for t in op.tensors]
     if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or len(sizes) != 2 or not min(sizes):
         return 0
@@ -169,7 +175,7 @@ def _moved(kind: str, sent: TensorSpec, ranks: int) -> tuple[list[TensorSpec], l
 
 
 def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
-    """Return AddRmsNorm of the result (residual addition and norm) if the op includes it; otherwise no kernel."""
+    """Return AddRmsNorm of the result (residual addition and norm) if the op includes it, otherwise no kernel."""
     gamma = op.meta("gamma") if "gamma" in op.args else None
     if gamma is None:
         return []
@@ -179,8 +185,9 @@ def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
 
 @costs("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of `record_param_comms`. Its name does not say which collective it is. The recorded device
-    kernels do.
+    """Return the kernels of `record_param_comms`.
+
+    The op's name does not say which collective it is, but the recorded device kernels do.
     """
     if (collective := op.op.collective) is not None:
         if collective.group_size is None and collective.kind not in POINT_TO_POINT:

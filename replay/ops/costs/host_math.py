@@ -29,7 +29,10 @@ DECOMPOSITIONS: dict[str, float] = {
     "linalg_matrix_norm": 1, "linalg_lstsq": 4, "lstsq": 4, "eig": 25, "solve": 8 / 3, "_solve_helper": 8 / 3,
     "_det_lu_based_helper": 2 / 3,
 }  # fmt: skip
-"""aten op → number of operations on an n x n matrix, divided by n³ (Golub and Van Loan, Matrix Computations)."""
+"""Number of operations of an aten op on an n x n matrix, divided by n³.
+
+Source: Golub and Van Loan, Matrix Computations.
+"""
 
 
 @costs(*(f"aten::{name}" for name in DECOMPOSITIONS))
@@ -63,13 +66,14 @@ def triangular(op: OpView) -> Iterable[KernelCall]:
 
 
 LABEL_OPERATIONS = 20.0
-"""Operations per label and adjacent blank in one time step: two sums of three exponentials each (assumed)."""
+"""Operations per label and adjacent blank in one time step (assumed). They are two sums of three exponentials each."""
 
 
 @costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
-    """Return the AI CPU program of the CTC loss of scores (T, N, C). It runs T sequential time steps. Each step goes
-    over the labels of all samples and the blanks between them.
+    """Return the AI CPU program of the CTC loss of scores (T, N, C).
+
+    It runs T sequential time steps. Each step goes over the labels of all samples and the blanks between them.
     """
     scores = op.need("log_probs", at=0)
     steps = max(1, scores.shape[0] if scores.shape else 1)
@@ -94,7 +98,10 @@ def on_host(op: OpView, flops: float) -> list[KernelCall]:
     """
 )
 def sort_or_search(op: OpView) -> Iterable[KernelCall]:
-    """Return the AI CPU program of a sort or search: elements · log2(size of the searched data) comparisons."""
+    """Return the AI CPU program of a sort or search.
+
+    It makes elements · log2(size of the searched data) comparisons.
+    """
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
     return on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
@@ -153,5 +160,5 @@ SPARSE = (
     *(f"aten::{name}" for name in SPARSE),
 )
 def sparse_on_host(op: OpView) -> Iterable[KernelCall]:
-    """Return an AI CPU program of 4 operations per element, because the AI cores have no kernels for sparse layouts."""
+    """Return an AI CPU program of 4 operations per element. The AI cores have no kernels for sparse layouts."""
     return on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

@@ -22,7 +22,10 @@ from opreplay.traces.model import TensorMeta
 PACKED = ("TND", "NTD")
 """Layouts of torch_npu whose length arguments are the end positions of sequences."""
 BAND = 4
-"""`sparse_mode` of a band: `pre_tokens` before and `next_tokens` after the diagonal that ends at the last key."""
+"""Value of `sparse_mode` for a mask that is a band.
+
+The band spans `pre_tokens` before and `next_tokens` after the diagonal that ends at the last key.
+"""
 
 
 def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
@@ -41,7 +44,7 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
 
 
 def layout_of(op: OpView) -> str | None:
-    """Return the layout (`input_layout`) of a torch_npu attention op; None if the op has no such argument.
+    """Return the layout (`input_layout`) of a torch_npu attention op, or None if the op has no such argument.
 
     If the argument is in the call, this is its recorded value, or "" if the value was not recorded. Otherwise it is the
     default of the schema.
@@ -53,8 +56,9 @@ def layout_of(op: OpView) -> str | None:
 
 
 def contents_of(op: OpView, rows: int) -> Contents:
-    """Return the numbers of tokens and of attended (query, key) pairs of a call, summed over its sequences. `rows` is
-    the number of query tokens according to the shapes.
+    """Return the numbers of tokens and of attended (query, key) pairs of a call, summed over its sequences.
+
+    `rows` is the number of query tokens according to the shapes.
     """
     if op.contents is not None and op.contents.pairs is not None:
         for note in op.contents.notes:
@@ -93,24 +97,23 @@ def contents_of(op: OpView, rows: int) -> Contents:
 
 
 def _window(op: OpView) -> int | None:
-    """Return the maximum number of keys that a query attends to, including the key at its own position. Returns None if
-    there is no window, or if the window extends beyond the query's own position.
+    """Return the maximum number of keys that a query attends to, including the key at its own position.
+
+    Returns None if there is no window, or if the window extends beyond the query's own position.
     """
     before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
     return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
 
 
 def _beyond(queries: float, keys: int, window: int) -> float:
-    """Return the number of (query, key) pairs of one sequence that the causal mask shows but the sliding
-    window hides.
-    """
+    """Return how many (query, key) pairs of one sequence the causal mask shows but the sliding window hides."""
     most = max(0.0, float(keys - window))
     least = max(0.0, most - queries)
     return (most * (most + 1) - least * (least + 1)) / 2
 
 
 def _dense(op: OpView) -> tuple[int, int] | None:
-    """Return (sequences, keys per sequence) if queries have a batch dimension and keys are unpaged, or None."""
+    """Return (sequences, keys per sequence) for queries with a batch dimension and unpaged keys, otherwise None."""
     q, k = op.meta("query", "q"), op.meta("key", "k")
     layout = layout_of(op)
     if q is None or k is None or layout is None or page_of(op) is not None:
@@ -125,7 +128,11 @@ def _dense(op: OpView) -> tuple[int, int] | None:
 
 
 def are_heads_first(op: OpView, k: TensorMeta, layout: str) -> bool:
-    """Check whether 4-D keys are [batch, heads, tokens, size], from a four-letter layout, otherwise the head count."""
+    """Check whether 4-D keys are [batch, heads, tokens, size].
+
+    A four-letter layout decides this. Otherwise the heads are the dimension that equals the head count or, if that is
+    unknown, the smaller dimension.
+    """
     if len(layout) == 4:
         return layout.startswith("BN")
     heads = op.integer("num_key_value_heads", default=0) or op.integer("num_heads", "head_num", default=0)
@@ -152,8 +159,9 @@ def _sequences(op: OpView) -> tuple[int | None, bool]:
 
 
 def _longest(op: OpView, rows: int) -> int | None:
-    """Return the maximum tokens per sequence from tables, page lists and the maximum-length argument, or None if it is
-    unknown.
+    """Return the maximum number of tokens per sequence, or None if it is unknown.
+
+    It comes from tables, page lists and the maximum-length argument.
     """
     limits = [length for name in names.LONGEST if (length := op.integer(name, default=0)) > 0]
     paged = page_of(op)

@@ -20,7 +20,10 @@ from opreplay.replay.ops.products.reference_aiter_gemm import dequantized
 
 
 def block_of(sorted_ids: Tensor, expert_ids: Tensor) -> int:
-    """Return the ids per block, derived from the number of blocks: 32 if it matches, otherwise a power of two."""
+    """Return the number of ids per block, derived from the number of blocks.
+
+    It is 32 if that matches, otherwise a power of two.
+    """
     number, blocks = sorted_ids.numel(), max(expert_ids.numel(), 1)
     if -(-number // 32) == blocks:
         return 32
@@ -54,14 +57,17 @@ def _experts(
 
 @stands_for("aiter::fmoe", writes=("out",))
 def fmoe(c: Call) -> None:
-    """Compute unquantised experts; gate [E, I, H] without up uses GELU, [E, 2I, H] uses SwiGLU."""
+    """Compute unquantised experts.
+
+    A gate of [E, I, H] has no up part and uses GELU. A gate of [E, 2I, H] uses SwiGLU.
+    """
     gated = c.gate.shape[1] == 2 * c.down.shape[2]
     _experts(c, 0 if gated else 1, gated=gated)
 
 
 @stands_for("aiter::fmoe_g1u1", "aiter::fmoe_fp8_blockscale_g1u1", "aiter::fmoe_g1u1_a16", writes=("out",))
 def fmoe_g1u1(c: Call) -> None:
-    """Compute quantised experts with gate and up in one tensor [E, 2I, H]; smoothing scales are ignored."""
+    """Compute quantised experts with gate and up in one tensor [E, 2I, H]. Smoothing scales are ignored."""
     activation, scale = getattr(c, "activation", 0), getattr(c, "input_scale", None)
     _experts(c, activation or 0, gated=True, scales=(c.fc1_scale, c.fc2_scale), input_scale=scale)
 
@@ -81,7 +87,10 @@ def fmoe_int8_g1u0(c: Call) -> None:
 
 
 def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
-    """Return the input scale as one per row [T, 1] or block [T, H/128]; it may be stored with the tokens last."""
+    """Return the input scales with the rows first: one per row [T, 1] or per block [T, H/128].
+
+    They may be stored with the tokens last.
+    """
     if scale is None or scale.numel() == 1 or input.dtype.itemsize > 1:
         return None if input.dtype.itemsize > 1 else scale
     tokens = input.shape[0]
@@ -131,8 +140,9 @@ def moe_fused_gate(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("aiter::topk_softplus", "aiter::topk_gating_fwd", writes=("topk_weights", "topk_indices"))
 def topk_gating(c: Call) -> None:
-    """Write the weights and ids of the top-k experts by score. The score is √softplus by default, or softmax or
-    sigmoid. A bias affects only the selection.
+    """Write the weights and ids of the top-k experts by score.
+
+    The score is √softplus by default, or softmax or sigmoid. A bias affects only the selection.
     """
     logits = c.gating_output.float()
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(

@@ -49,8 +49,8 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
 def moe_mm_data(c: Call) -> None:
     """Write the data that grouped GEMMs need for topk_ids [T, k].
 
-    This is the experts' offsets, their problem sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the
-    sorted row of each (token, k). Sizes are never swapped here; the real kernels swap them if there are few rows.
+    These are the experts' offsets, their problem sizes (m, 2n, k) and (m, k, n), the token of each sorted row, and the
+    sorted row of each (token, k). Sizes are never swapped here. The real kernels swap them if there are few rows.
     """
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n if getattr(c, "is_gated", True) else c.n, c.k, False)
@@ -67,8 +67,9 @@ def moe_mm_data(c: Call) -> None:
 
 @stands_for("sgl_kernel::get_cutlass_w4a8_moe_mm_data")
 def w4a8_moe_mm_data(c: Call) -> None:
-    """Same as moe_mm_data with sizes (2n, m, k) and (k, m, n), because this kernel multiplies weights by
-    activations.
+    """Do the same as moe_mm_data, with sizes (2n, m, k) and (k, m, n).
+
+    The reason is that this kernel multiplies weights by activations.
     """
     both = c.problem_sizes1, c.problem_sizes2
     moe_mm_data(c)
@@ -95,7 +96,10 @@ def problem_sizes_from_offsets(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_pplx_moe_mm_data", "_C::get_cutlass_batched_moe_mm_data")
 def batched_moe_mm_data(c: Call) -> None:
-    """Write sizes and offsets of batched experts: e has expert_num_tokens[e] rows, starting at row e · padded_m."""
+    """Write the sizes and offsets of batched experts.
+
+    Expert e has expert_num_tokens[e] rows, which start at row e · padded_m.
+    """
     number = c.expert_num_tokens[: c.num_local_experts].to(torch.int64)
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, False)
     _sizes(number, c.problem_sizes2, c.k, c.n, False)
@@ -122,7 +126,10 @@ def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, fa
     "aiter::moe_align_block_size", writes=("sorted_token_ids", "experts_ids", "token_nums", "num_tokens_post_pad")
 )
 def aiter_moe_align_block_size(c: Call) -> None:
-    """Same as vLLM's moe_align_block_size; token_nums are the numbers of real (not padding) rows per block."""
+    """Do the same as vLLM's moe_align_block_size, and write token_nums.
+
+    token_nums are the numbers of real rows (not padding) per block.
+    """
     moe_align_block_size(c)
     length = c.token_nums.numel() * c.block_size
     order, _, _ = align(c.topk_ids, c.num_experts, c.block_size, c.topk_ids.numel(), length)
@@ -134,7 +141,7 @@ _LORA = ("sorted_token_ids", "experts_ids", "num_tokens_post_pad")
 
 @stands_for("_moe_C::moe_lora_align_block_size", writes=(*_LORA, "expert_ids"))
 def moe_lora_align_block_size(c: Call) -> None:
-    """Apply moe_align_block_size to each adapter's tokens separately; the outputs have one row per adapter."""
+    """Apply moe_align_block_size to each adapter's tokens separately. The outputs have one row per adapter."""
     experts_ids = getattr(c, "experts_ids", None)
     owners = experts_ids if experts_ids is not None else getattr(c, "expert_ids", None)
     assert owners is not None
@@ -162,7 +169,10 @@ def moe_permute_prepare(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_pre_reorder", writes=("gateup_input",))
 def ep_moe_pre_reorder(c: Call) -> None:
-    """Copy rows of input [T, H], divided by the expert's scale, to gateup_input[src2dst] for this rank's experts."""
+    """Copy rows of input [T, H], divided by the expert's or the token's scale, to gateup_input.
+
+    Only rows for this rank's experts are copied. `src2dst` gives their places.
+    """
     gateup_input = c.gateup_input
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = ((ids >= c.start_expert_id) & (ids <= c.end_expert_id)).flatten()
@@ -200,7 +210,7 @@ def ep_moe_silu_and_mul(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
 def ep_moe_post_reorder(c: Call) -> None:
-    """Write Σ over k of weight · down_output[src2dst] to output [T, H]; only this rank's experts are summed."""
+    """Write Σ over k of weight · down_output[src2dst] to output [T, H]. Only this rank's experts are summed."""
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
     place = c.src2dst.reshape(-1, c.topk).to(torch.int64).clamp(0, c.down_output.shape[0] - 1)

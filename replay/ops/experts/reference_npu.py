@@ -104,13 +104,14 @@ def _fake_init_v2(x: Tensor, expert_idx: Tensor, expert_num: int, active_expert_
 
 @stands_for("npu::npu_moe_init_routing_v2", fake=_fake_init_v2)
 def npu_moe_init_routing_v2(c: Call) -> _Four:
-    """Sort x [T, H] by expert_idx [T, k]; return (rows in expert order, row index, tokens per expert, scales of the
-    rows).
+    """Sort x [T, H] by expert_idx [T, k].
 
-    With row_idx_type 0, the row index gives the destination of flat position t · k + slot. With row_idx_type 1, it
-    gives the flat position that is the source of each sorted row. Tokens per expert are cumulative for
-    expert_tokens_num_type 0 and plain for 1. Rows of experts outside the range come last, with index −1. Raises
-    ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than rows.
+    Returns (rows in expert order, row index, tokens per expert, scales of the rows). With row_idx_type 0, the row index
+    gives the destination of flat position t · k + slot. With row_idx_type 1, it gives the flat position that is the
+    source of each sorted row. Tokens per expert are cumulative for expert_tokens_num_type 0 and plain for 1. Rows of
+    experts outside the range come last, with index −1.
+
+    Raises ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than rows.
     """
     active_num = getattr(c, "active_num", -1)
     if 0 <= active_num < c.expert_idx.numel():
@@ -137,7 +138,7 @@ def npu_moe_init_routing_v2(c: Call) -> _Four:
 
 @stands_for("npu::npu_moe_finalize_routing")
 def npu_moe_finalize_routing(c: Call) -> Tensor:
-    """Return the sum over k of scales · (row + bias of its expert), plus skip1 and skip2 if given, [T, H].
+    """Return [T, H]: the sum over k of scales · (row + bias of its expert), plus skip1 and skip2 if given.
 
     The index is slot-major (slot · T + token, slot < k) for drop_pad_mode 0 and 1, and token-major for 2 and 3. Index
     −1 means a dropped row.
@@ -170,7 +171,10 @@ def _fake_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -
 
 @stands_for("npu::npu_moe_token_permute", fake=_fake_permute)
 def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
-    """Return tokens [T, H] sorted by their experts (`indices` [T, k]), and the new position of each t · k + slot."""
+    """Return tokens [T, H] sorted by their experts (`indices` [T, k]), and the new positions.
+
+    The new positions are listed by flat position t · k + slot.
+    """
     topk = indices.shape[1] if indices.dim() > 1 else 1
     order = torch.argsort(indices.flatten(), stable=True)
     place = torch.argsort(order)
@@ -222,7 +226,7 @@ def group_ends(group_list: Tensor | list[int] | None, kind: int, groups: int, ro
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, token_scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Return x [M, K] @ weight [K, N] + bias; int8 products are multiplied by a scale per column and per row."""
+    """Return x [M, K] @ weight [K, N] + bias. int8 products are multiplied by one scale per column and one per row."""
     if x.dtype == torch.int8:
         out = x.float() @ weight.float()
         out = out if bias is None else out + bias

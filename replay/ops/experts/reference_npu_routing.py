@@ -16,7 +16,10 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("npu::npu_moe_gating_top_k_softmax_v2")
 def moe_gating_top_k_softmax_v2(c: Call) -> _Three:
-    """Return (weights [T, k], experts int32, softmax float32 [T, E] or empty); renorm 1: softmax of the top k only."""
+    """Return (weights [T, k], experts int32, softmax float32 [T, E] or empty).
+
+    With renorm 1, the softmax covers only the top k.
+    """
     x = c.x
     scores = x.float().softmax(-1)
     if c.renorm == 1:
@@ -47,12 +50,11 @@ def _fake_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_moe_re_routing", fake=_fake_re_routing)
 def moe_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Reorder rows that are sorted by rank, then expert, into expert order; return (rows, scales, index, rows per
-    expert).
+    """Reorder rows from (rank, expert) order into expert order.
 
-    expert_token_num_per_rank [ranks, E] holds the number of rows of each (rank, expert). The index is each row's source
-    (idx_type 0) or its destination (1). Rows per expert are plain counts for expert_token_num_type 1, otherwise
-    cumulative.
+    Returns (rows, scales, index, rows per expert). expert_token_num_per_rank [ranks, E] holds the number of rows of
+    each (rank, expert). The index is each row's source (idx_type 0) or its destination (1). Rows per expert are plain
+    counts for expert_token_num_type 1, otherwise cumulative.
     """
     tokens = c.tokens
     numbers = c.expert_token_num_per_rank.to(torch.int64)

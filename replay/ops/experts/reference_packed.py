@@ -20,9 +20,10 @@ from opreplay.replay.ops.maths.quantize import scaled_linear
 
 
 def runs(sorted_ids: Tensor, expert_ids: Tensor, total: Tensor, block: int, filler: int) -> list[tuple[int, Tensor]]:
-    """Return (expert, flat ids) of each block that has ids below `filler`, the value of padding entries.
+    """Return (expert, flat ids) of each block that has ids other than padding.
 
-    Blocks of expert −1 are skipped. Raises ValueError if `total` is larger than the number of ids.
+    Padding ids are `filler` or larger. Blocks of expert −1 are skipped. Raises ValueError if `total` is larger than the
+    number of ids.
     """
     valid = int(total.flatten()[0])
     if not 0 <= valid <= sorted_ids.numel():
@@ -78,7 +79,7 @@ def moe_wna16_marlin_gemm(c: Call) -> Tensor:
 
 @stands_for("_moe_C::moe_wna16_gemm", fake=lambda output: torch.empty_like(output))
 def moe_wna16_gemm(c: Call) -> Tensor:
-    """Multiply input [M, K] by the experts' packed weights; the output is [M, top_k, N].
+    """Return the product [M, top_k, N] of input [M, K] and the experts' packed weights.
 
     Weights are uint8 [E, N, K · bit / 8] with scales [E, N, K / group].
     """
@@ -108,8 +109,9 @@ def _fake_hidden(hidden_states: Tensor) -> Tensor:
 
 @stands_for("vllm::fused_marlin_moe", "sglang::fused_marlin_moe", fake=_fake_hidden)
 def fused_marlin_moe(c: Call) -> Tensor:
-    """Apply both layers of experts with packed weights to hidden_states [T, H]; the result is [T, H]. The weights are
-    w1 [E, H/16, ..] and w2 [E, I/16, ..].
+    """Apply both layers of experts with packed weights to hidden_states [T, H].
+
+    The result is [T, H]. The weights are w1 [E, H/16, ..] and w2 [E, I/16, ..].
     """
     hidden_states = c.hidden_states
     w1_bias = getattr(c, "w1_bias", None)
@@ -161,9 +163,9 @@ def fused_marlin_moe(c: Call) -> Tensor:
 
 
 def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tuple[int, int]]:
-    """Return the first row and the end of the rows of each expert.
+    """Return (first row, end of the rows) of each expert.
 
-    offsets is [E] or [E + 1]; sizes [E, 3] holds (m, n, k) or (n, m, k) of each expert. Raises ValueError for rows out
+    offsets is [E] or [E + 1]. sizes [E, 3] holds (m, n, k) or (n, m, k) of each expert. Raises ValueError for rows out
     of range.
     """
     table = sizes.tolist()
@@ -176,7 +178,10 @@ def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tup
 
 
 def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: bool) -> Tensor | None:
-    """Return one expert's scales for `scaled_linear` and a weight [N, K]; block scales have the weight's layout."""
+    """Return one expert's scales as `scaled_linear` needs them for a weight [N, K].
+
+    Block scales are stored in the weight's layout; `turned` means that this is the transpose.
+    """
     scale = expert_scale(scales, expert, experts)
     if scale is None or scale.numel() == 1:
         return scale
@@ -211,7 +216,9 @@ def blockwise_grouped_mm(c: Call) -> None:
 @stands_for("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda")
 def masked_silu_mul_quant(c: Call) -> None:
     """Apply SwiGLU to the first counts[e] rows of each expert e in input [E, T, 2H], and quantise the results by
-    groups. All other rows of the outputs keep their contents.
+    groups.
+
+    All other rows of the outputs keep their contents.
     """
     group_size = getattr(c, "group_size", 128)
     limit = torch.finfo(c.y_q.dtype).max

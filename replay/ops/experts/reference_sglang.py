@@ -16,7 +16,10 @@ from opreplay.replay.ops.maths.routing import align, counts, grouped_topk
 
 @stands_for("sgl_kernel::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Write the top-k of the softmax (of softcapped logits) over E experts; the bias affects only the selection."""
+    """Write the top-k of the softmax over E experts.
+
+    The logits may be softcapped first. The bias affects only the selection.
+    """
     moe_softcapping = getattr(c, "moe_softcapping", 0.0)
     logits = c.gating_output.float()
     if moe_softcapping > 0:
@@ -32,7 +35,7 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("sgl_kernel::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """Write the top-k experts of each token by sigmoid score; the bias affects only the selection."""
+    """Write the top-k experts of each token by sigmoid score. The bias affects only the selection."""
     scores = c.gating_output.float().sigmoid()
     write_choice(scores, c.topk_weights, c.topk_indices, renormalize=c.renormalize, bias=c.correction_bias)
 
@@ -41,8 +44,8 @@ def topk_sigmoid(c: Call) -> None:
 def moe_align_block_size(c: Call) -> None:
     """Do the same as vLLM's op, with all ids shifted by one.
 
-    Id −1 becomes the first bucket, which num_experts includes; the blocks of this bucket are assigned to expert −1.
-    Without pad_sorted_token_ids, padding entries keep the buffer's old contents.
+    Id −1 becomes the first bucket. num_experts includes this bucket, and its blocks are assigned to expert −1. Without
+    pad_sorted_token_ids, padding entries keep the buffer's old contents.
     """
     block_size = c.block_size
     length = max(c.sorted_token_ids.numel(), c.experts_ids.numel() * block_size)
@@ -107,8 +110,9 @@ def _like(hidden_states: Tensor) -> Tensor:
 
 @stands_for("sglang::outplace_fused_experts", fake=_like)
 def outplace(c: Call) -> Tensor:
-    """Same as `vllm::outplace_fused_experts`, times routed_scaling_factor; no_combine and 4-bit weights are
-    rejected.
+    """Do the same as `vllm::outplace_fused_experts`, and multiply the result by routed_scaling_factor.
+
+    no_combine and 4-bit weights are rejected.
     """
     if getattr(c, "no_combine", False) or c.use_int4_w4a16:
         raise ValueError("experts without the sum or with packed 4-bit weights are not implemented")

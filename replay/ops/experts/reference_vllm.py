@@ -28,7 +28,10 @@ def write_choice(
 
 @stands_for("_moe_C::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Write the top-k experts of each token by softmax over E experts, and token_expert_indices = slot · T + token."""
+    """Write the top-k experts of each token by softmax over E experts.
+
+    Also writes token_expert_indices = slot · T + token.
+    """
     scores = torch.softmax(c.gating_output.float(), dim=-1)
     write_choice(
         scores,
@@ -42,7 +45,10 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("_moe_C::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """Write the top-k of the sigmoid scores over E experts for each token; token_expert_indices = slot · T + token."""
+    """Write the top-k experts of each token by sigmoid score over E experts.
+
+    Also writes token_expert_indices = slot · T + token.
+    """
     scores = torch.sigmoid(c.gating_output.float())
     write_choice(
         scores,
@@ -62,7 +68,7 @@ def _fake_grouped(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 
 @stands_for("_moe_C::grouped_topk", fake=_fake_grouped)
 def grouped_topk_biased(c: Call) -> tuple[Tensor, Tensor]:
-    """Return the result of DeepSeek-V3's router; scoring_func 0 uses the scores unchanged, 1 their sigmoid."""
+    """Return the result of DeepSeek-V3's router. scoring_func 0 uses the scores unchanged, 1 their sigmoid."""
     values = c.scores.float().sigmoid() if c.scoring_func == 1 else c.scores.float()
     weights, ids = grouped_topk(
         values,
@@ -78,7 +84,10 @@ def grouped_topk_biased(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_moe_C::moe_align_block_size")
 def moe_align_block_size(c: Call) -> None:
-    """Sort flat indices of topk_ids [T, k] by expert. Entries of T · k pad each expert to a multiple of block_size."""
+    """Sort the flat indices of topk_ids [T, k] by expert.
+
+    Each expert is padded to a multiple of block_size with entries of T · k.
+    """
     maybe_expert_map = getattr(c, "maybe_expert_map", None)
     ids = c.topk_ids if maybe_expert_map is None else maybe_expert_map[c.topk_ids.to(torch.int64)]
     # The buffers hold whole blocks for experts_ids, though the token buffer may end inside one.
@@ -91,9 +100,10 @@ def moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::batched_moe_align_block_size")
 def batched_moe_align_block_size(c: Call) -> None:
-    """List the rows of each expert. Entries of E · M pad each expert to a multiple of block_size.
+    """List the rows of each expert.
 
-    Expert e has expert_num_tokens[e] rows, the first of which is e · M (M = max_tokens_per_batch).
+    Each expert is padded to a multiple of block_size with entries of E · M, where M = max_tokens_per_batch. Expert e
+    has expert_num_tokens[e] rows, the first of which is e · M.
     """
     experts = c.expert_num_tokens.shape[0]
     number = c.expert_num_tokens.to(torch.int64)
@@ -104,7 +114,7 @@ def batched_moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::moe_sum")
 def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, expert_map: Tensor | None = None) -> None:
-    """Write the sum over k of input [T, k, H] to output [T, H]; with an expert map, only over local experts."""
+    """Write the sum over k of input [T, k, H] to output [T, H]. With an expert map, only local experts are summed."""
     if topk_ids is not None and expert_map is not None:
         local = expert_map[topk_ids.to(torch.int64)] >= 0
         input = input.masked_fill(~local.unsqueeze(-1), 0)
@@ -113,11 +123,10 @@ def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, exper
 
 @stands_for("_moe_C::moe_permute")
 def moe_permute(c: Call) -> None:
-    """Sort the rows of input [T, H] by local expert; write the start of each expert and the permutation in both
-    directions.
+    """Sort the rows of input [T, H] by local expert.
 
-    permuted_idx[i] is the flat index t · k + slot of sorted row i; inv_permuted_idx is its inverse. Rows of non-local
-    experts come last. They are not copied.
+    Also writes the start of each expert and the permutation in both directions. permuted_idx[i] is the flat index t · k
+    + slot of sorted row i, and inv_permuted_idx is its inverse. Rows of non-local experts come last and are not copied.
     """
     flat = c.topk_ids.flatten().to(torch.int64)
     local = flat if c.expert_map is None else c.expert_map[flat].to(torch.int64)
@@ -134,10 +143,7 @@ def moe_permute(c: Call) -> None:
 
 @stands_for("_moe_C::moe_unpermute")
 def moe_unpermute(c: Call) -> None:
-    """Write the sum over k of weight · permuted row to hidden_states [T, H].
-
-    Non-local experts add nothing.
-    """
+    """Write the sum over k of weight · permuted row to hidden_states [T, H]. Non-local experts add nothing."""
     place = c.inv_permuted_idx.reshape(-1, c.topk).to(torch.int64)
     weights = c.topk_weights.float()
     if c.expert_first_token_offset is not None:

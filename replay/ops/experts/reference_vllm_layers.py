@@ -1,7 +1,7 @@
 # pyright: strict
 """vLLM's fused experts: `vllm::fused_experts`, its in-place and out-of-place ops, and ROCm's unquantised GEMM.
 
-Weights are 16-bit, or fp8/int8 with scales; packed 4-bit and MXFP4 weights are rejected (ValueError).
+Weights are 16-bit, or fp8/int8 with scales. Packed 4-bit and MXFP4 weights are rejected (ValueError).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def _fake(hidden_states: Tensor) -> Tensor:
 
 @stands_for("vllm::outplace_fused_experts", "vllm::fused_experts", fake=_fake)
 def fused(c: Call) -> Tensor:
-    """Compute fused experts: hidden_states [T, H], w1 [E, 2I, H], w2 [E, H, I], topk_* [T, k] → [T, H].
+    """Return the output [T, H] of fused experts for hidden_states [T, H], w1 [E, 2I, H], w2 [E, H, I] and topk_* [T,
+    k].
 
     Activations stay 16-bit.
     """
@@ -44,8 +45,9 @@ def _fake_hidden(hidden_states: Tensor, output_dtype: torch.dtype | None = None)
 
 @stands_for("vllm::rocm_aiter_fused_moe", fake=_fake_hidden)
 def rocm_aiter_fused_moe(c: Call) -> Tensor:
-    """Compute the experts of `aiter::fused_moe`; weights are read as plain rows, though real weights are often
-    pre-shuffled.
+    """Compute the experts of `aiter::fused_moe`.
+
+    Weights are read as plain rows, though real weights are often pre-shuffled.
     """
     return run_aiter_experts(
         c.hidden_states,
@@ -68,8 +70,9 @@ def run_aiter_experts(
     activation: int,
     weigh_input: bool,
 ) -> Tensor:
-    """Compute fused experts with aiter's codes of activations: 0 is silu, 1 gelu, 2 swiglu. expert_mask [E] is 1 for
-    local experts.
+    """Compute fused experts with aiter's activation codes: 0 is silu, 1 gelu, 2 swiglu.
+
+    expert_mask [E] is 1 for local experts.
     """
     names = {0: "silu", 1: "gelu", 2: "swigluoai"}
     if activation not in names:

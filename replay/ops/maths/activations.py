@@ -27,8 +27,9 @@ def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def swiglu_oai(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-    """Return (up + 1) · gate · sigmoid(alpha · gate), the gated activation of gpt-oss, as [.., d]. In x [.., 2d], the
-    elements of gate and up alternate. Both are clamped.
+    """Return (up + 1) · gate · sigmoid(alpha · gate), the gated activation of gpt-oss, as [.., d].
+
+    In x [.., 2d], the elements of gate and up alternate. Both are clamped.
     """
     gate = x[..., ::2].clamp(max=limit)
     up = x[..., 1::2].clamp(min=-limit, max=limit)

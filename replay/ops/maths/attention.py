@@ -66,8 +66,9 @@ class _Band(NamedTuple):
         return self.shift == 0 and self.before < 0 and self.after == 0
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the bounds (query start, query end, key start, key end) of blocks of `rows` queries; ends are
-        exclusive. Blocks without a visible key are skipped.
+        """Yield (query start, query end, key start, key end) of blocks of `rows` queries.
+
+        Ends are exclusive. Blocks without a visible key are skipped.
         """
         for start in range(0, self.queries, rows):
             stop = min(start + rows, self.queries)
@@ -92,7 +93,10 @@ Kernel = Literal["spelled out", "flash", "sdpa"]
 
 
 def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
-    """Return the method of computing attention; torch's kernels return usable log-sum-exps only on CPUs ("flash")."""
+    """Return the method of computing attention.
+
+    Of torch's kernels, only the one for CPUs ("flash") returns usable log-sum-exps.
+    """
     sums_wanted = need_lse or rules.sinks is not None
     if rules.softcap > 0 or rules.alibi is not None or (sums_wanted and device.type != "cpu"):
         return "spelled out"
@@ -128,7 +132,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
 
 
 def _by_key_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v as [Hkv, group, S, D]; the key head of a group is expanded without a copy."""
+    """Return q, k and v as [Hkv, group, S, D]. The key head of a group is expanded without a copy."""
     heads, kv_heads = q.shape[1], v.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} key heads")
@@ -146,8 +150,9 @@ def _attend_block(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention of a block of queries. Returns (out [Hkv, group, rows, Dv], log-sum-exp); the latter is None if
-    the kernel returns none.
+    """Compute attention of a block of queries.
+
+    Returns (out [Hkv, group, rows, Dv], log-sum-exp). The log-sum-exp is None if the kernel returns none.
     """
     if kernel == "sdpa":
         return _sdpa(*block, visible, rules.scale, causal=causal), None
@@ -244,9 +249,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float,
 
 
 def with_elements_side_by_side(x: Tensor) -> Tensor:
-    """Return x with a contiguous last dim, copied if necessary, because torch's kernel reads wrong elements
-    otherwise.
-    """
+    """Return x with a contiguous last dim, copied if necessary. Otherwise torch's kernel reads wrong elements."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -272,9 +275,10 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 def _softmax_block(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention with explicit scores. Returns (out like q, log-sum-exp [Hkv, group, rows]).
+    """Compute attention with explicit scores.
 
-    `origin` has the key on the diagonal in the first query's row, and the first key.
+    Returns (out like q, log-sum-exp [Hkv, group, rows]). `origin` is (index of the key on the diagonal of the first
+    query, index of the first key).
     """
     scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
     if rules.softcap > 0:

@@ -32,7 +32,7 @@ class Weights(NamedTuple):
 
 
 def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | None:
-    """Return one expert's scale; a single scale for all experts and None are returned unchanged."""
+    """Return one expert's scale. None and a single scale for all experts are returned unchanged."""
     if scale is None or scale.numel() == 1:
         return scale
     if scale.shape[0] != experts:
@@ -41,7 +41,7 @@ def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | No
 
 
 def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-    """Return the flat positions of ids, sorted by expert, and the start of each expert in this order, [experts + 1].
+    """Return the flat positions of ids sorted by expert, and the start of each expert in this order [experts + 1].
 
     Ids that are not in 0 .. experts − 1 come last.
     """
@@ -55,7 +55,10 @@ def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
 def grouped_linear(
     x: Tensor, weight: Tensor, starts: list[int], scale: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Multiply x[starts[e] : starts[e + 1]] [.., K] by weight [E, M, K] of expert e → [N, M]; other rows are zero."""
+    """Multiply the rows x[starts[e] : starts[e + 1]] by the weight of each expert e.
+
+    x is [N, K], weight is [E, M, K], and the result is [N, M]. All other rows of the result are zero.
+    """
     out = x.new_zeros((x.shape[0], weight.shape[1]))
     for expert in range(weight.shape[0]):
         start, stop = starts[expert], starts[expert + 1]

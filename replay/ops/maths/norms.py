@@ -46,6 +46,6 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tu
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return (norm(x + residual), x + residual); the sum is rounded to x's dtype before the statistics are computed."""
+    """Return (norm(x + residual), x + residual). The sum is rounded to x's dtype before the statistics are computed."""
     total = x + residual
     return rms_norm(total, weight, epsilon, gemma=gemma), total

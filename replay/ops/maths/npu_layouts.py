@@ -1,7 +1,7 @@
-"""Conversion of torch_npu's attention layouts to sequences and back; no ops.
+"""Conversion of torch_npu's attention layouts to sequences and back.
 
-The layouts are BSH, BSND, BNSD, SBH, TND, NTD and pairs of them. B is the batch, S the tokens of a sequence, N the
-heads, D the head size, H = N · D, and T the tokens of all sequences together.
+This module defines no ops. The layouts are BSH, BSND, BNSD, SBH, TND, NTD and pairs of them. B is the batch, S the
+tokens of a sequence, N the heads, D the head size, H = N · D, and T the tokens of all sequences together.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ SWAPPED = {"SBH": (0, 1), "NTD": (0, 1), "BNSD": (1, 2)}
 
 
 def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:
-    """Return each sequence as [S, heads, D]. For TND and NTD, lengths are the cumulative ends of the sequences. For
-    other layouts, they are the numbers of valid tokens.
+    """Return each sequence as [S, heads, D].
+
+    For TND and NTD, lengths are the cumulative ends of the sequences. For other layouts, they are the numbers of valid
+    tokens.
     """
     rows = x.transpose(*SWAPPED[layout]) if layout in SWAPPED else x
     if layout in ("TND", "NTD"):
@@ -35,7 +37,7 @@ def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[T
 
 
 def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -> Tensor:
-    """Return sequences [S, heads, Dv] in `layout`, with zeros after the valid tokens; `like` is the query."""
+    """Return sequences [S, heads, Dv] in `layout`, with zeros after the valid tokens. `like` is the query."""
     heads = parts[0].shape[1] if parts else 1
     if layout in ("TND", "NTD"):
         tokens = like.shape[0] if layout == "TND" else like.shape[1]
@@ -85,7 +87,10 @@ def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
 
 
 def relayout(x: Tensor, input_layout: str, output_layout: str, heads: int) -> Tensor:
-    """Return an output in another layout, contiguous. Raises ValueError for a pair that torch_npu does not support."""
+    """Return an output in another layout as a contiguous tensor.
+
+    Raises ValueError for a pair of layouts that torch_npu does not support.
+    """
     if (input_layout, output_layout) == ("BSH", "NBSD"):
         return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
     pairs = ("BNSD_BSND", "BNSD_NBSD", "BSND_NBSD", "BSND_BNSD", "TND_NTD", "NTD_TND")

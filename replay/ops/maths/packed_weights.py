@@ -1,8 +1,8 @@
 # pyright: strict
-"""Mathematics of packed weights: 4- and 8-bit integers and small floats, several per word; no ops here.
+"""Mathematics of packed weights: 4- and 8-bit integers and small floats, several per word.
 
-Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows. The bytes and the work are the same, but the values are
-different.
+No ops are declared here. Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows. The bytes and the work are
+the same, but the values are different.
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ class Kind(NamedTuple):
 
 
 def kind_of(identifier: int) -> Kind:
-    """Return the ScalarType of an id: exponent in bits 0-7, mantissa in 8-15, sign in 16, bias in 17-48."""
+    """Return the ScalarType of an id.
+
+    The id holds the size of the exponent in bits 0-7, of the mantissa in 8-15, the sign in 16, and the bias in 17-48.
+    """
     bias = (identifier >> 17) & 0xFFFFFFFF
     signed_bias = bias - (1 << 32) if bias >> 31 else bias
     return Kind(identifier & 255, (identifier >> 8) & 255, bool((identifier >> 16) & 1), signed_bias)
 
 
 def decodable_kind(identifier: int | None) -> Kind | None:
-    """Return the ScalarType of an id if `packed_weights` can decode it; otherwise None, which means plain integers."""
+    """Return the ScalarType of an id if `packed_weights` can decode it.
+
+    Otherwise return None, which means plain integers.
+    """
     kind = kind_of(identifier) if identifier else None
     return kind if kind is not None and kind.bits in (4, 8) else None
 
@@ -70,7 +76,10 @@ def decode(numbers: Tensor, kind: Kind) -> Tensor:
 
 
 def bits_of(packed: Tensor, numbers: int) -> int:
-    """Return the bits per number, given the count of numbers. Raises ValueError unless it is 4 or 8."""
+    """Return the number of bits per packed number, given how many numbers there are.
+
+    Raises ValueError unless it is 4 or 8.
+    """
     bits = packed.numel() * packed.dtype.itemsize * 8 // max(numbers, 1)
     if bits not in (4, 8):
         raise ValueError(f"{packed.numel()} words for {numbers} weights are neither 4 nor 8 bits each")
@@ -121,7 +130,7 @@ def as_float(scales: Tensor) -> Tensor:
 def column_linear(
     a: Tensor, size_n: int, weight: Callable[[slice], Tensor], bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Return `a` [.., K] @ `weight` [K, N] + `bias`; the weight is decoded in slices of columns."""
+    """Return `a` [.., K] @ `weight` [K, N] + `bias`. The weight is decoded in slices of columns."""
     step = max(64, COLUMN_ELEMENTS // max(a.shape[-1], 1))
     out = a.new_empty((*a.shape[:-1], size_n), dtype=dtype)
     for start in range(0, size_n, step):

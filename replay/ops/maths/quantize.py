@@ -40,7 +40,10 @@ def tensor_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def row_scale(x: Tensor, dtype: torch.dtype, upper_bound: Tensor | None = None) -> Tensor:
-    """Return the float32 scale of each row [.., 1]; for fp8 at least 1 / (512 · largest), as in vLLM's kernels."""
+    """Return the float32 scale of each row [.., 1].
+
+    For fp8 it is at least 1 / (512 · largest), as in vLLM's kernels.
+    """
     peak = x.abs().amax(-1, keepdim=True).float()
     if upper_bound is not None:
         peak = torch.minimum(peak, upper_bound.float())
@@ -49,7 +52,9 @@ def row_scale(x: Tensor, dtype: torch.dtype, upper_bound: Tensor | None = None) 
 
 
 def group_scale(x: Tensor, group: int, limit: float, *, eps: float = 1e-10, power_of_two: bool = False) -> Tensor:
-    """Return the float32 scale of each `group` consecutive elements of the last dim: [.., d] → [.., d / group]."""
+    """Return the float32 scales [.., d / group] of x [.., d], one for each `group` consecutive elements of the last
+    dim.
+    """
     peak = x.float().unflatten(-1, (-1, group)).abs().amax(-1).clamp_(min=eps)
     scale = peak / limit
     return torch.exp2(torch.ceil(torch.log2(scale))) if power_of_two else scale
@@ -64,8 +69,8 @@ def quantize_groups(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
     """Return a scale in a shape that broadcasts over [rows, columns].
 
-    One element covers the whole matrix. [rows] and [rows, 1] have one scale per row, [1, columns] one per column. [r,
-    c] has one per block of ceil(rows/r) x ceil(columns/c). Raises ValueError for any other shape.
+    A single element covers the whole matrix. [rows] and [rows, 1] have a scale per row, [1, columns] a scale per
+    column. [r, c] has a scale per block of ceil(rows/r) x ceil(columns/c). Raises ValueError for any other shape.
     """
     if scale.numel() == 1:
         return scale.reshape(1, 1)
@@ -94,7 +99,7 @@ def dequantize(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _along_k(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return (x · scale, None) if the scale varies along K, otherwise (x, scale by row); both float32."""
+    """Return (x · scale, None) if the scale varies along K, otherwise (x, scale by row). All of them are float32."""
     if scale is None:
         return x.float(), None
     rows = expand_scale(scale.float(), *x.shape)
@@ -109,10 +114,11 @@ def scaled_linear(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return (a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K] and weight [N, K] are quantised.
+    """Return (a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`.
 
-    Scales have the shapes that `expand_scale` accepts. The weight's scale can also be [1, N], one per output column.
-    Sums are float32. Scales that do not vary along K are applied to the product.
+    a [M, K] and weight [N, K] are quantised. Scales have the shapes that `expand_scale` accepts. The weight's scale can
+    also be [1, N], with an element per output column. Sums are float32. Scales that do not vary along K are applied to
+    the product.
     """
     if scale_weight is not None and scale_weight.shape == (1, weight.shape[0]):
         scale_weight = scale_weight.mT
@@ -129,7 +135,10 @@ def scaled_linear(
 
 
 def fp8_view(cache: Tensor, kind: str) -> Tensor:
-    """Return a KV cache in its element dtype: uint8 is fp8 of `kind`, or e4m3 if "" or "auto" was recorded."""
+    """Return a KV cache in its element dtype.
+
+    A cache recorded as uint8 holds fp8 of `kind`, or e4m3 if `kind` is "" or "auto".
+    """
     if cache.dtype != torch.uint8:
         return cache
     return cache.view(FP8_BY_KIND.get(kind, torch.float8_e4m3fn))

@@ -32,7 +32,7 @@ def rotate_by_position(
 ) -> Tensor:
     """Rotate the elements [offset, offset + rot) of each head of x, which is [T, heads·head] or [.., heads, head].
 
-    positions int [T] or [B, S] select rows of cos_sin_cache [max position, rot]. Such a row holds rot/2 cosines, then
+    positions int [T] or [B, S] select rows of cos_sin_cache [max position, rot]. Each row holds rot/2 cosines, then
     rot/2 sines. `inverse` rotates in the opposite direction. The result has x's shape and is contiguous.
     """
     rot = cos_sin_cache.shape[-1]

@@ -10,9 +10,10 @@ from torch import Tensor
 
 
 def choose(scores: Tensor, topk: int, *, renormalize: bool, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Select the topk experts of each token from scores [T, E]; return (weights float32 [T, k], ids int64 [T, k]).
+    """Select the topk experts of each token from scores [T, E].
 
-    `bias` [E] affects only the selection. `renormalize` scales each token's weights to a sum of one.
+    Returns (weights float32 [T, k], ids int64 [T, k]). `bias` [E] affects only the selection. `renormalize` scales each
+    token's weights to a sum of one.
     """
     if bias is None:
         weights, ids = scores.topk(topk, dim=-1)
@@ -61,7 +62,7 @@ def grouped_topk(
 
 
 def counts(ids: Tensor, experts: int) -> Tensor:
-    """Count the occurrences of experts 0 .. experts − 1 in ids, int64 [experts]; other ids are ignored."""
+    """Return how often experts 0 .. experts − 1 occur in ids, int64 [experts]. Other ids are ignored."""
     flat = ids.flatten().to(torch.int64)
     known = (flat >= 0) & (flat < experts)
     return torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(

@@ -61,8 +61,9 @@ def pad(input: Tensor, paddings: list[int]) -> Tensor:
 
 @stands_for("npu::npu_one_hot")
 def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
-    """Return the float32 one-hot encoding: on_value at each index and off_value elsewhere. The new dim of size `depth`
-    is inserted at dim `num_classes`. It is the last dim if num_classes is -1.
+    """Return the float32 one-hot encoding: on_value at each index and off_value elsewhere.
+
+    The new dim of size `depth` is inserted at dim `num_classes`, or as the last dim if num_classes is -1.
     """
     hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
     encoded = torch.where(hit, float(on_value), float(off_value))
@@ -153,7 +154,7 @@ def scatter_update(self: Tensor, indices: Tensor, updates: Tensor, axis: int) ->
 
 @stands_for("npu::npu_scatter")
 def scatter(self: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
-    """Return a copy of self with updates written at indices along dim, one update per outer position."""
+    """Return a copy of self with updates written at indices along dim. There is one update per outer position."""
     where, values = indices.to(torch.int64), updates.to(self.dtype)
     if where.dim() < self.dim():
         where, values = where.unsqueeze(dim), values.unsqueeze(dim)
@@ -162,7 +163,10 @@ def scatter(self: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
 
 @stands_for("npu::npu_scatter_list_", writes=("self",))
 def scatter_list_(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, axis: int) -> None:
-    """Write slice i of updates [n, ..] into the i-th tensor along axis, starting at indices[i], if mask[i] is set."""
+    """Write slice i of updates [n, ..] into the i-th tensor, if mask[i] is set.
+
+    The slice is written along axis, starting at indices[i].
+    """
     starts = indices.reshape(indices.shape[0], -1).tolist()
     wanted = [True] * len(self) if mask is None else [bool(value) for value in mask.tolist()]
     for target, start, rows, use in zip(self, starts, updates.unbind(0), wanted, strict=False):
@@ -199,7 +203,10 @@ def gather_sparse_index(input: Tensor, index: Tensor) -> Tensor:
 
 @stands_for("npu::npu_gather_sparse_index_backward")
 def gather_sparse_index_backward(grad: Tensor, self_sizes: list[int], index: Tensor) -> Tensor:
-    """Return the gradient of npu_gather_sparse_index: add each row of grad to the row it was gathered from."""
+    """Return the gradient of npu_gather_sparse_index.
+
+    Each row of grad is added to the row from which it was gathered.
+    """
     rows = grad.reshape(index.numel(), *self_sizes[1:])
     return grad.new_zeros(self_sizes).index_add_(0, index.flatten().to(torch.int64), rows)
 
@@ -235,7 +242,7 @@ def _conv_gradients(
     groups: int,
     mask: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias; a gradient is empty if its entry in `mask` is False."""
+    """Return the gradients of input, weight and bias. A gradient is empty if its entry in `mask` is False."""
     stride, padding, dilation = geometry
     channels = grad.shape[1]
     grads = torch.ops.aten.convolution_backward(

@@ -1,6 +1,7 @@
 # pyright: strict
-"""aiter's norms (aiter/ops/rmsnorm.py, norm.py, groupnorm.py): some write to output arguments, others return
-results.
+"""aiter's norms (aiter/ops/rmsnorm.py, norm.py, groupnorm.py).
+
+Some write to output arguments, others return results.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def rms_norm_returned(input: Tensor, weight: Tensor | None, epsilon: float, gemm
 
 @stands_for("aiter::rmsnorm_quant")
 def rms_norm_quant(c: Call) -> None:
-    """Quantise the RMS norm by row (group_size 0) or by group; scales are written unshuffled in any case."""
+    """Quantise the RMS norm by row (group_size 0) or by group. Scales are always written unshuffled."""
     normed = rms_norm(c.input, c.weight, c.epsilon, gemma=c.gemma_norm)
     if not c.group_size:
         _write_rows(normed, c.out, c.scale)
@@ -133,7 +134,7 @@ def layernorm_smoothquant(c: Call) -> None:
     writes=("out", "residual_out", "yscale"),
 )
 def layernorm_add_smoothquant(c: Call) -> None:
-    """Quantise layer norm(input (+ x_bias) + residual_in) · xscale by rows; write the sum to residual_out."""
+    """Quantise layer norm(input (+ x_bias) + residual_in) · xscale by rows. The sum is written to residual_out."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
     c.residual_out.copy_(total)
     write_smoothed(_layer_norm(total, c.weight, c.bias, c.epsilon), c.out, c.xscale, c.yscale)
@@ -147,7 +148,7 @@ def rmsnorm_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
 def rmsnorm_add_smoothquant(c: Call) -> None:
-    """Quantise RMS norm(sum) · xscale by rows, and write the sum, input + residual_in, to residual_out."""
+    """Quantise RMS norm(input + residual_in) · xscale by rows. The sum is written to residual_out."""
     normed, total = fused_add_rms_norm(c.input, c.residual_in, c.weight, c.epsilon)
     c.residual_out.copy_(total)
     if c.out_before_quant is not None:

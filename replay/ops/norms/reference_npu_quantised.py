@@ -61,7 +61,10 @@ def _quantized(
 
 @stands_for("npu::npu_add_rms_norm_quant")
 def add_rms_norm_quant(c: Call) -> _Three:
-    """Return (int8 norm by scales1, int8 norm by scales2 or, if that is missing, by scales1, x1 + x2)."""
+    """Return (int8 norm by scales1, int8 norm by scales2, x1 + x2).
+
+    If scales2 is missing, the second norm is also quantised by scales1.
+    """
     beta = getattr(c, "beta", None)
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
@@ -75,8 +78,8 @@ def add_rms_norm_quant(c: Call) -> _Three:
 
 @stands_for("npu::npu_add_rms_norm_dynamic_quant")
 def add_rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return (int8 norm smoothed by smooth_scale1, int8 norm smoothed by smooth_scale2, x1 + x2, both results' row
-    scales).
+    """Return (int8 norm smoothed by smooth_scale1, int8 norm smoothed by smooth_scale2, x1 + x2, row scales of both
+    norms).
     """
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
@@ -267,13 +270,13 @@ def softmax_cross_entropy(self: Tensor, labels: Tensor) -> Tensor:
 
 @stands_for("npu::npu_softmax_cross_entropy_with_logits_backward")
 def softmax_cross_entropy_backward(grad: Tensor, self: Tensor, labels: Tensor) -> Tensor:
-    """Return the gradient of npu_softmax_cross_entropy_with_logits; assumes that each row's labels sum to one."""
+    """Return the gradient of npu_softmax_cross_entropy_with_logits. Each row's labels are assumed to sum to one."""
     return ((self.float().softmax(-1) - labels.float()) * grad.float().unsqueeze(-1)).to(self.dtype)
 
 
 @stands_for("npu::npu_dynamic_quant_asymmetric")
 def dynamic_quant_asymmetric(input: Tensor, smooth_scales: Tensor | None, dst_type: int | torch.dtype | None) -> _Three:
-    """Return (int8, scale of each row, offset of each row); min..max of a row maps to −128..127."""
+    """Return (int8, scale of each row, offset of each row). The min..max of a row maps to −128..127."""
     if dst_type not in (None, torch.int8, 1):
         raise ValueError(f"asymmetric quantisation to {dst_type} is not implemented")
     x = input.float() if smooth_scales is None else input.float() * smooth_scales.float()

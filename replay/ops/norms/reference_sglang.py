@@ -14,7 +14,10 @@ from opreplay.replay.ops.maths.norms import rms_norm
 
 @stands_for("sglang_profiler::utils__reshape_for_qk_norm")
 def profiler_reshape(x: Tensor) -> None:
-    """Reshape x [T, heads · head] to rows [T · heads, head], copied if strided; a head size of 128 is assumed."""
+    """Reshape x [T, heads · head] to rows [T · heads, head], with a copy if it is strided.
+
+    A head size of 128 is assumed.
+    """
     x.reshape(-1, 128 if x.shape[-1] % 128 == 0 else x.shape[-1])
 
 

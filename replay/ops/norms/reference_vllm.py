@@ -25,7 +25,7 @@ def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, sca
 
 @stands_for("_C::fused_add_rms_norm_static_fp8_quant")
 def fused_add_static_fp8_quant(c: Call) -> None:
-    """Add input to residual in place; write the RMS norm of the sum, quantised with one fp8 scale."""
+    """Add input to residual in place, and write the RMS norm of the sum. The norm is quantised with one fp8 scale."""
     normed, total = fused_add_rms_norm(c.input, c.residual, c.weight, c.epsilon)
     c.residual.copy_(total)
     c.result.copy_(to_quantized(normed, c.scale, c.result.dtype))
@@ -33,7 +33,10 @@ def fused_add_static_fp8_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_dynamic_per_token_quant")
 def rms_norm_dynamic_per_token_quant(c: Call) -> None:
-    """Quantise the RMS norm of input (+ residual, which is updated to the sum) with one scale per row."""
+    """Quantise the RMS norm of input with one scale per row.
+
+    If there is a residual, the norm is that of input + residual, and residual is updated to this sum.
+    """
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     rows = row_scale(normed, c.result.dtype, c.scale_ub)
     c.scale.copy_(rows.reshape(c.scale.shape))
@@ -42,8 +45,9 @@ def rms_norm_dynamic_per_token_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_per_block_quant")
 def rms_norm_per_block_quant(c: Call) -> None:
-    """Quantise the RMS norm with one scale per `group_size` consecutive elements. If the call wants a transposed scale,
-    it is [groups, rows].
+    """Quantise the RMS norm with one scale per `group_size` consecutive elements.
+
+    If the call wants a transposed scale, the scale is [groups, rows].
     """
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     groups = group_scale(normed, c.group_size, largest(c.result.dtype))

@@ -17,7 +17,7 @@ from opreplay.replay.ops.maths.quantize import dequantize, scaled_linear
 
 @stands_for("aiter::gemm_a16w16")
 def gemm_a16w16(c: Call) -> Tensor:
-    """Return A [.., K] @ B [N, K]ᵀ + bias in otype (default: A's dtype), divided by scale_c if given."""
+    """Return A [.., K] @ B [N, K]ᵀ + bias in otype (default: A's dtype). The result is divided by scale_c if given."""
     if c.scale_a is None and c.scale_b is None:
         out = linear(c.A, c.B, c.bias, c.otype)
     else:
@@ -33,7 +33,10 @@ def gemm_a8w8_out(c: Call) -> Tensor:
 
 
 def dequantized(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return activations [T, H] in `dtype`, times their scale (one, per row, or per block of a row)."""
+    """Return activations [T, H] in `dtype`, multiplied by their scale.
+
+    There is a single scale, or one per row or per block of a row.
+    """
     if scale is None:
         return x.to(dtype)
     return dequantize(x, scale, dtype)

@@ -47,7 +47,7 @@ def gemm_blockscale_bpreshuffle(c: Call) -> Tensor:
 
 @stands_for("aiter::hipb_mm", writes=())
 def hipb_mm(c: Call) -> Tensor:
-    """Return mat1 [M, K] @ mat2 [K, N] with optional scales, + bias; out_dtype defaults to mat1's dtype."""
+    """Return mat1 [M, K] @ mat2 [K, N] + bias, with optional scales. out_dtype defaults to mat1's dtype."""
     scaleB = c.scaleB
     dtype = c.out_dtype or c.mat1.dtype
     if c.scaleA is None and scaleB is None and c.mat1.dtype.itemsize > 1:

@@ -52,7 +52,10 @@ def _dynamic_like(X: Tensor, W: Tensor) -> Tensor:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_dynamic", fake=_dynamic_like)
 def grouped_dynamic(X: Tensor, W: Tensor, zero_start_index_M: Tensor) -> Tensor:
-    """Return X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group; other rows are zero."""
+    """Return X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group.
+
+    The other rows are zero.
+    """
     out = X.new_zeros((*X.shape[:2], W.shape[1]), dtype=torch.bfloat16)
     for i, rows in enumerate(zero_start_index_M.tolist()):
         rows = max(0, min(int(rows), X.shape[1]))
@@ -91,8 +94,9 @@ def grouped_stacked(X: Tensor, W: Tensor, M_sizes: Tensor) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped_stacked", writes=(), fake=lambda XQ, WQ: _stacked_like(XQ, WQ))
 def grouped_fp8_stacked(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, M_sizes: Tensor) -> Tensor:
-    """Same as `grouped_stacked`, with x_scale [ΣM] and w_scale [G, N]. Raises ValueError for groups with too many
-    rows.
+    """Do the same as `grouped_stacked`, with x_scale [ΣM] and w_scale [G, N].
+
+    Raises ValueError for groups with too many rows.
     """
     out = XQ.new_zeros((XQ.shape[0], WQ.shape[1]), dtype=torch.bfloat16)
     start = 0

@@ -18,7 +18,10 @@ def _matrices(weights: Tensor) -> Tensor:
 
 
 def _by_adapter(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (x [T, in] @ the weight of each token's adapter, float32 [T, out]; mask of tokens with an adapter)."""
+    """Return (x [T, in] @ the weight of each token's adapter, mask of tokens with an adapter).
+
+    The product is float32 [T, out].
+    """
     matrices = _matrices(weights)
     which = adapters[: x.shape[0]].to(torch.int64)
     known = (which >= 0) & (which < matrices.shape[0])
@@ -41,8 +44,9 @@ def _expand_into(
 
 
 def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: int) -> Tensor:
-    """Return the adapter of each token, given the start, length and adapter of each sequence. Tokens outside all
-    sequences get −1.
+    """Return the adapter of each token, from the start, length and adapter of each sequence.
+
+    Tokens outside all sequences get −1.
     """
     place = torch.arange(tokens, device=indices.device)
     sequence = torch.searchsorted(starts.to(torch.int64).contiguous(), place, right=True) - 1
@@ -53,8 +57,9 @@ def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: in
 
 @stands_for("vllm::lora_shrink", "vllm::v1_shrink")
 def lora_shrink(c: Call) -> None:
-    """Write scaling · inputs [T, H] @ A to output_tensor [slices, T, rank], for each slice with its own A. Tokens
-    without an adapter give 0.
+    """Write scaling · inputs [T, H] @ A to output_tensor [slices, T, rank].
+
+    Each slice has its own A. Tokens without an adapter give 0.
     """
     c.output_tensor.zero_()
     for number, weights in enumerate(c.lora_a_weights):
@@ -64,8 +69,9 @@ def lora_shrink(c: Call) -> None:
 
 @stands_for("vllm::lora_expand", "vllm::v1_expand")
 def lora_expand(c: Call) -> None:
-    """Write or add inputs [slices, T, rank] @ B to output_tensor [T, ..], slice after slice, starting at column
-    offset_start.
+    """Write or add inputs [slices, T, rank] @ B to output_tensor [T, ..].
+
+    The slices follow each other, starting at column offset_start.
     """
     start = c.offset_start
     for number, weights in enumerate(c.lora_b_weights):
@@ -89,7 +95,7 @@ def sgmv_shrink(c: Call) -> None:
 
 @stands_for("vllm::sgmv_expand", "vllm::sgmv_expand_slice")
 def sgmv_expand(c: Call) -> None:
-    """Same as lora_expand, with one adapter per sequence; a single weight takes inputs [T, rank]."""
+    """Do the same as lora_expand, with one adapter per sequence. A single weight takes inputs [T, rank]."""
     several = isinstance(c.lora_b_weights, (list, tuple))
     weights = list(c.lora_b_weights) if several else [c.lora_b_weights]
     rows = c.inputs if several else c.inputs.unsqueeze(0)
@@ -110,8 +116,9 @@ def bgmv_shrink(c: Call) -> None:
 
 @stands_for("vllm::bgmv_expand", "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice")
 def bgmv_expand(c: Call) -> None:
-    """Write or add inputs [T, rank] @ B of each token's adapter to output_tensor [T, ..], starting at column
-    slice_offset.
+    """Write or add inputs [T, rank] @ B of each token's adapter to output_tensor [T, ..].
+
+    The columns start at slice_offset.
     """
     slice_offset = getattr(c, "slice_offset", 0)
     width = getattr(c, "slice_size", None) or _matrices(c.lora_b_weights).shape[1]
@@ -121,7 +128,7 @@ def bgmv_expand(c: Call) -> None:
 
 @stands_for("_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level")
 def punica_bgmv(c: Call) -> None:
-    """Add scale · x [T, in] @ (the weight of layer `layer_idx`) to y [T, ..]; w is [adapters, layers, out, in]."""
+    """Add scale · x [T, in] @ (the weight of layer `layer_idx`) to y [T, ..]. w is [adapters, layers, out, in]."""
     y_offset = getattr(c, "y_offset", 0)
     matrices = c.w[
         :, c.layer_idx, : getattr(c, "h_out", None) or c.w.shape[2], : getattr(c, "h_in", None) or c.w.shape[3]

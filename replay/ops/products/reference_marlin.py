@@ -32,7 +32,10 @@ def _fake_product(a: Tensor, size_n: int) -> Tensor:
 @stands_for("_C::gptq_marlin_gemm", "sgl_kernel::gptq_marlin_gemm", writes=(), fake=_fake_product)
 @stands_for("_C::marlin_gemm", "_C::fp8_marlin_gemm", writes=(), fake=_fake_product)
 def marlin_gemm(c: Call) -> Tensor:
-    """Return `a` [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N], and one per row of 8-bit `a`."""
+    """Return `a` [M, K] @ the dequantised weight [K, N] + bias.
+
+    Scales are [groups, N]. An 8-bit `a` also has one scale per row.
+    """
     a = c.a
     b_zeros_or_none = getattr(c, "b_zeros_or_none", None)
     a_scales = getattr(c, "a_scales", None)
@@ -59,8 +62,9 @@ def _fake_qqq(a: Tensor, s_ch: Tensor, size_n: int) -> Tensor:
 
 @stands_for("_C::marlin_qqq_gemm", writes=(), fake=_fake_qqq)
 def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, s_group: Tensor, size_n: int) -> Tensor:
-    """Return `a` int8 [M, K] @ weight int4 [K, N] · s_tok [M, 1] · s_ch [1, N] in float16. The weight is scaled by
-    s_group [groups, N] first.
+    """Return `a` int8 [M, K] @ weight int4 [K, N] · s_tok [M, 1] · s_ch [1, N] in float16.
+
+    The weight is first scaled by s_group [groups, N].
     """
     group = s_group if s_group.numel() else torch.ones((1, size_n), device=a.device)
     product = grouped_linear_packed(a.float(), b_q_weight, size_n, group, None, Kind(0, 4, False, 8))
@@ -82,14 +86,20 @@ def fp8_marlin_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, size_
 
 @stands_for("sglang::apply_fp4_marlin_linear")
 def fp4_marlin_linear(c: Call) -> Tensor:
-    """Return input [.., K] @ a 4-bit float weight [K, N] + bias, with one fp8 scale per group and one global scale."""
+    """Return input [.., K] @ a 4-bit float weight [K, N] + bias.
+
+    The weight has one fp8 scale per group and one global scale.
+    """
     kind = Kind(2, 1, True, 0)
     return grouped_linear_packed(c.input, c.weight, c.size_n, c.weight_scale, None, kind, c.bias, c.weight_global_scale)
 
 
 @stands_for("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
 def gptq_gemm(c: Call) -> Tensor:
-    """Return `a` [M, K] @ weight int32 [K · bit / 32, N]; zeros int32 [groups, N · bit / 32], scales [groups, N]."""
+    """Return `a` [M, K] @ the dequantised GPTQ weight.
+
+    The weight is int32 [K · bit / 32, N]. The zeros are int32 [groups, N · bit / 32], the scales [groups, N].
+    """
     if c.bit not in (2, 4, 8):
         raise ValueError(f"GPTQ weights of {c.bit} bits are not implemented")
     size_k, size_n = c.a.shape[-1], c.b_q_weight.shape[-1]
@@ -136,7 +146,7 @@ def marlin_repack(b_q_weight: Tensor, size_k: int, size_n: int, num_bits: int) -
 
 @stands_for("_C::machete_prepack_B")
 def machete_prepack(B: Tensor) -> Tensor:
-    """Return a column-major copy, as Machete stores weights; the order of the words does not change."""
+    """Return a column-major copy, as Machete stores weights. The order of the words does not change."""
     return B.t().contiguous().t()
 
 
@@ -146,8 +156,9 @@ def _fake_machete(A: Tensor, B: Tensor, out_type: torch.dtype | None) -> Tensor:
 
 @stands_for("_C::machete_mm", fake=_fake_machete)
 def machete_mm(c: Call) -> Tensor:
-    """Return A [M, K] @ the dequantised weight, which is int32 [K · bits / 32, N]. There are scales per group [groups,
-    N], per channel [N] and per token [M]. Zeros are added after scaling by group.
+    """Return A [M, K] @ the dequantised weight, which is int32 [K · bits / 32, N].
+
+    There are scales per group [groups, N], per channel [N] and per token [M]. Zeros are added after scaling by group.
     """
     A = c.A
     dtype = c.out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)

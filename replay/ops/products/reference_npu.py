@@ -89,7 +89,10 @@ def dequant_bias(c: Call) -> Tensor:
 
 @stands_for("npu::npu_quant_matmul_dequant")
 def quant_matmul_dequant(c: Call) -> Tensor:
-    """Quantise x to int8 by rows (or by x_scale), multiply by weight [N, K] and both scales, add bias; in x's dtype."""
+    """Quantise x to int8 by rows (or by x_scale), multiply it by weight [N, K] and both scales, and add the bias.
+
+    The result has x's dtype.
+    """
     rows = c.x.float() if c.smooth_scale is None else c.x.float() * c.smooth_scale.float()
     scale = row_scale(rows, torch.int8) if c.x_scale is None else c.x_scale.float().reshape(-1, 1)
     product = to_quantized(rows, scale, torch.int8).float() @ c.quantized_weight.float().t()
@@ -102,7 +105,10 @@ def quant_matmul_dequant(c: Call) -> Tensor:
     fake=lambda x1, x2: x1.new_empty((x1.shape[1], x2.shape[-1]), dtype=torch.bfloat16),
 )
 def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_scale: Tensor | None) -> Tensor:
-    """Return Σ over the batch of int8 products [B, M, K] @ [B, K, N] · x1_scale [B, M] · x2_scale [N]; bfloat16."""
+    """Return Σ over the batch of x1 [B, M, K] @ x2 [B, K, N] · x1_scale [B, M] · x2_scale [N].
+
+    x1 and x2 are int8. The result is bfloat16.
+    """
     product = x1.float() @ x2.float()
     if x1_scale is not None:
         product = product * x1_scale.float().reshape(*x1.shape[:2], 1)
@@ -130,8 +136,8 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
     """Apply SwiGLU to x [T, 2H], then quantise the result to int8.
 
-    An int32 x is first multiplied by its scales. With quant_mode 1, the result has one scale per row; with 0, the scale
-    is given. Rows can be in groups, whose sizes are in group_index. Each group then has its own weight_scale and
+    An int32 x is first multiplied by its scales. With quant_mode 1, the result has one scale per row. With 0, the scale
+    is given. If the rows are in groups, group_index holds the group sizes, and each group has its own weight_scale and
     quant_scale.
     """
     x, bias = c.x, c.bias
@@ -169,7 +175,10 @@ def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_swiglu_quant")
 def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Apply SwiGLU to x [.., 2H] and quantise to int8, by row (quant_mode 1) or by a scale given for all groups (0)."""
+    """Apply SwiGLU to x [.., 2H] and quantise the result to int8.
+
+    With quant_mode 1, there is a scale per row. With 0, one scale is given for all groups.
+    """
     if c.dst_type not in (None, torch.int8):
         raise ValueError(f"npu_swiglu_quant to {c.dst_type} is not implemented")
     inner = _swiglu(c.x.float(), c.activate_left)
@@ -183,8 +192,9 @@ def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 
 def _grouped_rows(x: Tensor, weights: list[Tensor], scales: list[Tensor], x_scale: Tensor, ends: list[int]) -> Tensor:
-    """Multiply the int8 rows of each group by the group's weight [K, N] and both scales; return float32 [M, N]. Rows
-    after the last group are zero.
+    """Multiply the int8 rows of each group by the group's weight [K, N] and both scales.
+
+    Returns float32 [M, N]. Rows after the last group are zero.
     """
     out = torch.zeros((x.shape[0], weights[0].shape[-1]), dtype=torch.float32, device=x.device)
     start = 0
@@ -208,7 +218,7 @@ def _fake_swiglu_quant(x: Tensor, weight_scale: Tensor) -> _Three:
     "npu::npu_grouped_matmul_swiglu_quant", "_C_ascend::grouped_matmul_swiglu_quant", writes=(), fake=_fake_swiglu_quant
 )
 def grouped_matmul_swiglu_quant(c: Call) -> _Three:
-    """Return (int8, row scales, empty) of SwiGLU(x @ weight [E, K, 2N]); group_list holds cumulative row ends."""
+    """Return (int8, row scales, empty) of SwiGLU(x @ weight [E, K, 2N]). group_list holds cumulative row ends."""
     ends = group_ends(c.group_list, 0, c.weight.shape[0], c.x.shape[0])
     scales = list(c.weight_scale.reshape(c.weight.shape[0], -1).unbind(0))
     inner = _swiglu(_grouped_rows(c.x, list(c.weight.unbind(0)), scales, c.x_scale, ends), True)
@@ -222,7 +232,7 @@ def _fake_swiglu_quant_v2(x: Tensor, weight_scale: list[Tensor]) -> tuple[Tensor
 
 @stands_for("npu::npu_grouped_matmul_swiglu_quant_v2", fake=_fake_swiglu_quant_v2)
 def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
-    """Same as grouped_matmul_swiglu_quant, with lists of weights; a single weight [E, K, 2N] holds E weights."""
+    """Do the same as grouped_matmul_swiglu_quant, with lists of weights. A single weight [E, K, 2N] holds E weights."""
     single = len(c.weight) == 1 and c.weight[0].dim() == 3
     weights = list(c.weight[0].unbind(0)) if single else list(c.weight)
     scales = list(c.weight_scale[0].reshape(len(weights), -1).unbind(0)) if single else list(c.weight_scale)
@@ -234,7 +244,10 @@ def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_C_ascend::moe_grouped_matmul", fake=lambda x, weight: [x.new_empty((x.shape[0], weight.shape[-1]))])
 def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> list[Tensor]:
-    """Return a list of one tensor: each group of rows of x [M, K] times its own matrix of weight [E, K, N]."""
+    """Return a list with one tensor, the product of each group of rows with its own matrix.
+
+    x is [M, K], and weight is [E, K, N].
+    """
     out = x.new_zeros((x.shape[0], weight.shape[-1]))
     start = 0
     for expert, stop in enumerate(group_ends(group_list, group_list_type, weight.shape[0], x.shape[0])):
@@ -245,7 +258,7 @@ def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list
 
 @stands_for("npu::npu_grouped_matmul_add_", fake=lambda self: self)
 def grouped_matmul_add_(c: Call) -> Tensor:
-    """Add x[g]ᵀ @ weight[g] to self[g] for each group g of rows; x is [M, K], weight [M, N], self [E, K, N]."""
+    """Add x[g]ᵀ @ weight[g] to self[g] for each group g of rows. x is [M, K], weight [M, N], and self [E, K, N]."""
     target = c.self.view(c.group_list.shape[0], c.x.shape[-1], c.weight.shape[-1])
     start = 0
     for expert, stop in enumerate(

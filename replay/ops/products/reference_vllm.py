@@ -35,7 +35,7 @@ def router_gemm_wide(input: Tensor, weight: Tensor) -> Tensor:
 def _folded(
     a: Tensor, weight: Tensor, scale_a: Tensor | None, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Apply `scaled_linear` to `a` [.., K]; leading dims of `a` and of `scale_a` are flattened, then restored."""
+    """Apply `scaled_linear` to `a` [.., K]. Leading dims of `a` and of `scale_a` are flattened, then restored."""
     rows = as_rows(a)
     scale = scale_a
     if scale is not None and scale.dim() > 2:
@@ -45,7 +45,7 @@ def _folded(
 
 @stands_for("sglang::flashinfer_gemm_fp8_nt_groupwise")
 def fp8_nt_groupwise(c: Call) -> Tensor:
-    """Return q_input @ weightᵀ with one scale per group or block of `GROUP` elements; scales may be transposed."""
+    """Return q_input @ weightᵀ with one scale per group or block of `GROUP` elements. The scales may be transposed."""
     x_scale = c.x_scale
     rows, columns = c.q_input.shape[0], c.weight.shape[0]
     scale_x = x_scale.t() if x_scale.dim() == 2 and x_scale.shape[0] != rows == x_scale.shape[1] else x_scale
@@ -57,7 +57,7 @@ def fp8_nt_groupwise(c: Call) -> Tensor:
 
 
 def _dynamic(x: Tensor, weight: Tensor, weight_scale: Tensor, group: int, bias: Tensor | None) -> Tensor:
-    """Quantise x to weight's dtype by groups of a row, then multiply; the result has x's dtype."""
+    """Quantise x to weight's dtype by groups of a row, then multiply. The result has x's dtype."""
     rows = as_rows(x)
     scale = group_scale(rows, group, largest(weight.dtype))
     product = scaled_linear(quantize_groups(rows, scale, weight.dtype), weight, scale, weight_scale, bias, x.dtype)
@@ -102,8 +102,9 @@ def _scale_of_columns(scale: Tensor) -> Tensor:
 
 @stands_for("_C::cutlass_scaled_mm")
 def cutlass_scaled_mm(c: Call) -> None:
-    """Write (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias to out [M, N]. There is one scale per tensor, per row
-    or per block.
+    """Write (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias to out [M, N].
+
+    There is one scale per tensor, per row or per block.
     """
     c.out.copy_(
         scaled_linear(c.a, c.b.t(), c.a_scales, _scale_of_columns(c.b_scales), getattr(c, "bias", None), c.out.dtype)
@@ -165,5 +166,5 @@ def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zero
     "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
 )
 def gemm_a8w8(c: Call) -> Tensor:
-    """Multiply A [.., K] by B [N, K]ᵀ, both quantised with scales per tensor, row or block; the result is [.., N]."""
+    """Return A [.., K] @ B [N, K]ᵀ, both quantised with scales per tensor, row or block."""
     return _folded(c.A, c.B, c.As, c.Bs, getattr(c, "bias", None), c.output_dtype)

@@ -19,7 +19,7 @@ from opreplay.replay.ops.maths.quantize import (
 
 
 def write_smoothed(normed: Tensor, out: Tensor, xscale: Tensor, yscale: Tensor) -> None:
-    """Quantise normed · xscale to 8 bits by rows; write the result to out and the row scales to yscale."""
+    """Quantise normed · xscale to 8 bits by rows. The result is written to out, the row scales to yscale."""
     smooth = normed.float() * xscale.float()
     scale = row_scale(smooth, out.dtype)
     yscale.copy_(scale.reshape(yscale.shape))
@@ -34,7 +34,10 @@ def smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) ->
 
 @stands_for("aiter::moe_smoothquant_fwd", writes=("out", "y_scale"))
 def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
-    """Quantise input [T, H] · the selected experts' smoothing x_scale [E, H] by rows, and write it to out [k, T, H]."""
+    """Quantise input [T, H], smoothed for each selected expert, by rows.
+
+    The smoothing factors are x_scale [E, H]. The result is written to out [k, T, H].
+    """
     chosen = x_scale.float()[topk_ids.t().to(torch.int64)]
     smooth = (input.float().unsqueeze(0) * chosen).reshape(-1, input.shape[-1])
     scale = row_scale(smooth, out.dtype)
@@ -44,7 +47,7 @@ def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tenso
 
 @stands_for("aiter::smooth_per_token_scaled_quant", writes=("out", "scales"))
 def smooth_per_token_scaled_quant(c: Call) -> None:
-    """Quantise input · smooth_scale (or smooth_scale[smooth_scale_map]) by rows; scales are never shuffled."""
+    """Quantise input · smooth_scale, or input · smooth_scale[smooth_scale_map], by rows. Scales are never shuffled."""
     factor = c.smooth_scale if c.smooth_scale_map is None else c.smooth_scale[c.smooth_scale_map.to(torch.int64)]
     write_smoothed(c.input, c.out, factor, c.scales)
 
@@ -67,7 +70,7 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
 
 @stands_for("aiter::per_group_quant_hip")
 def per_group_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (quantised, scale of each group); if transposed, the scale's memory is column-major."""
+    """Return (quantised, scale of each group). If transpose_scale is set, the scale's memory is column-major."""
     groups = group_scale(c.x, c.group_size, largest(c.quant_dtype))
     quantized = quantize_groups(c.x, groups, c.quant_dtype)
     return quantized, groups.t().contiguous().view(groups.shape) if c.transpose_scale else groups

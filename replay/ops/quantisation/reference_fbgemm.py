@@ -2,8 +2,8 @@
 """FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with configurable exponent, and the row-wise scaled
 format.
 
-Up to their largest number, they equal torch's float8 types with another exponent bias: e4m3 with bias b is
-float8_e4m3fn of x · 2^(b − 7), and e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
+Up to their largest number, they equal torch's float8 types with another exponent bias. e4m3 with bias b is
+float8_e4m3fn of x · 2^(b − 7). e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (t
 
 @stands_for("fbgemm::FloatToHFP8Quantized")
 def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
-    """Convert float32 to uint8 of the same shape. Unrecorded arguments have FBGEMM's defaults for the forward."""
+    """Convert float32 to uint8 of the same shape.
+
+    Arguments that are not recorded have FBGEMM's defaults for the forward direction.
+    """
     dtype, torch_bias = _kind(ebits)
     return (input.float().clamp(-max_pos, max_pos) * 2.0 ** (exponent_bias - torch_bias)).to(dtype).view(torch.uint8)
 

@@ -34,13 +34,13 @@ def _activated(op_name: str, x: Tensor) -> Tensor:
 
 @stands_for("sglang::_run_activation_inplace", "sglang::_run_activation_with_rounding_inplace")
 def run_activation(op_name: str, input: Tensor, out: Tensor) -> None:
-    """Write activation(first half of input) · second half to out; silu if no name was recorded."""
+    """Write activation(first half of input) · second half to out. The activation is silu if no name was recorded."""
     out.copy_(_gated(op_name, input))
 
 
 @stands_for("sglang::_run_activation_filtered_inplace")
 def run_activation_filtered(op_name: str, input: Tensor, out: Tensor, expert_ids: Tensor, expert_step: int) -> None:
-    """Same as run_activation, but skips blocks whose expert is −1; one id covers expert_step rows."""
+    """Do the same as run_activation, but skip blocks whose expert is −1. An expert id covers expert_step rows."""
     row = torch.arange(input.shape[0], device=input.device) // max(expert_step, 1)
     mine = expert_ids.flatten()[row.clamp(max=expert_ids.numel() - 1)] >= 0
     out.copy_(torch.where(mine.unsqueeze(-1), _gated(op_name, input).to(out.dtype), out))
@@ -54,7 +54,7 @@ def run_unary_activation(op_name: str, input: Tensor, out: Tensor) -> None:
 
 @stands_for("_C::silu_and_mul_per_block_quant")
 def silu_and_mul_per_block_quant(c: Call) -> None:
-    """Apply silu_and_mul, then quantise to 8 bits with one scale per group; transposed scales are [groups, T]."""
+    """Apply silu_and_mul, then quantise to 8 bits with one scale per group. Transposed scales are [groups, T]."""
     value = _gated("silu", c.input)
     groups = group_scale(value, c.group_size, largest(c.out.dtype))
     turned = c.is_scale_transposed and c.scales.shape != groups.shape
@@ -63,7 +63,7 @@ def silu_and_mul_per_block_quant(c: Call) -> None:
 
 
 def _by_groups(c: Call, limit: float) -> None:
-    """Quantise input, or silu(first half) · second half of it, by groups; masked_m limits the rows per expert."""
+    """Quantise input, or silu(first half) · second half of it, by groups. masked_m limits the rows per expert."""
     output_q, output_s = c.output_q, c.output_s
     masked_m = getattr(c, "masked_m", None)
     value = _gated("silu", c.input) if getattr(c, "fuse_silu_and_mul", False) else c.input
@@ -89,7 +89,10 @@ def _by_groups(c: Call, limit: float) -> None:
     writes=("output_q", "output_s"),
 )
 def per_token_group_quant_8bit(c: Call) -> None:
-    """Quantise input, or silu(first half) · second half, to 8 bits by groups; masked_m limits the rows per expert."""
+    """Quantise input, or silu(first half) · second half of it, to 8 bits by groups.
+
+    masked_m limits the rows per expert.
+    """
     fp8_max = getattr(c, "fp8_max", None)
     limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
     _by_groups(c, limit or largest(c.output_q.dtype))
@@ -156,7 +159,7 @@ def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
 
 @stands_for("sglang::moe_topk_softmax_out")
 def moe_topk_softmax(c: Call) -> None:
-    """Write the top-k of the softmax (of softcapped logits), as `sgl_kernel::topk_softmax` does."""
+    """Write the top-k of the softmax, as `sgl_kernel::topk_softmax` does. The logits may be softcapped first."""
     logits = c.gating_output.float()
     if c.moe_softcapping > 0:
         logits = c.moe_softcapping * torch.tanh(logits / c.moe_softcapping)
@@ -215,7 +218,10 @@ def kimi_k2_moe_fused_gate(c: Call) -> list[Tensor]:
     ),
 )
 def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> tuple[Tensor, Tensor]:
-    """Return (weights float32 [T, k], ids int32) of the top-k by softmax, renormalised if gate_up is set."""
+    """Return (weights float32 [T, k], ids int32) of the top-k by softmax.
+
+    The weights are renormalised if gate_up is set.
+    """
     weights, ids = router_logits.float().softmax(-1).topk(top_k, -1)
     return weights / weights.sum(-1, keepdim=True) if gate_up else weights, ids.to(torch.int32)
 
@@ -229,7 +235,7 @@ def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> t
     fake=lambda hidden_states: torch.empty_like(hidden_states),
 )
 def rocm_aiter_moe(c: Call) -> Tensor:
-    """Compute fused experts of aiter's older API; smoothing scales are ignored, weights are read as plain rows."""
+    """Compute fused experts of aiter's older API. Smoothing scales are ignored, and weights are read as plain rows."""
     topk_weights = getattr(c, "topk_weights", None)
     weights = getattr(c, "topk_weight", None) if topk_weights is None else topk_weights
     assert weights is not None

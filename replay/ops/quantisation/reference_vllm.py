@@ -32,7 +32,7 @@ def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> Non
 
 @stands_for("_C::dynamic_scaled_fp8_quant")
 def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
-    """Quantise with one scale, computed from the largest magnitude; an all-zero input has scale 0 and gives zeros."""
+    """Quantise with one scale, computed from the largest magnitude. An all-zero input has scale 0 and gives zeros."""
     new_scale = tensor_scale(input, result.dtype)
     scale.copy_(new_scale.reshape(scale.shape))
     result.copy_(to_quantized(input, new_scale.clamp(min=torch.finfo(torch.float32).tiny), result.dtype))
@@ -55,7 +55,10 @@ def static_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: 
 
 @stands_for("_C::dynamic_scaled_int8_quant")
 def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
-    """Quantise with one scale per row; with azp also a zero point, so that min..max of the row maps to −128..127."""
+    """Quantise with one scale per row.
+
+    With azp, each row also gets a zero point, and its min..max maps to −128..127.
+    """
     if azp is None:
         rows = row_scale(input, torch.int8)
         scale.copy_(rows.reshape(scale.shape))
@@ -71,7 +74,7 @@ def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp:
 
 @stands_for("_C::per_token_group_fp8_quant")
 def per_token_group_fp8_quant(c: Call) -> None:
-    """Quantise with one scale per group of consecutive elements in a row; a column-major output_s keeps its strides."""
+    """Quantise with one scale per group of consecutive elements in a row. A column-major output_s keeps its strides."""
     groups = group_scale(c.input, c.group_size, c.fp8_max, eps=c.eps, power_of_two=getattr(c, "scale_ue8m0", False))
     c.output_s.copy_(groups.reshape(c.output_s.shape))
     c.output_q.copy_(quantize_groups(c.input, groups, c.output_q.dtype))

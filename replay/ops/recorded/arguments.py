@@ -1,5 +1,8 @@
 # pyright: strict
-"""Names of a recorded call's arguments, from the published schemas of vendor libraries; does not import torch."""
+"""Names of a recorded call's arguments, from the published schemas of vendor libraries.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

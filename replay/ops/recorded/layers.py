@@ -22,7 +22,10 @@ from opreplay.traces.model import OpSignature
 
 Grid = tuple[int, int, int]
 SPREAD = 1.5
-"""Ratio of device times above which layers of one shape are assumed to differ in something that is not recorded."""
+"""Largest ratio of the device times of layers with one shape that counts as normal.
+
+Above it, the layers are assumed to differ in something that is not recorded.
+"""
 MOST_TOP_K = 64
 ALL_READ = 0.001
 """If less than this share of the experts is chosen by no token, all experts count as read."""
@@ -47,7 +50,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def work_of_call(signature: OpSignature, evidence: Evidence, element_bytes: int | None = None) -> CallWork:
-    """Return the work of one call, from its arguments or, if they do not determine it, from `evidence`."""
+    """Return the work of one call.
+
+    It follows from the call's arguments or, if they do not determine it, from `evidence`.
+    """
     work = work_of(signature, element_bytes)
     if (work.flops is not None and work.bytes is not None) or work.why == IMPOSSIBLE:
         return work
@@ -68,7 +74,7 @@ class _Sequences(msgspec.Struct, frozen=True):
 
 
 def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
-    """Return the work of attention: two products over all pairs of a new token and a token that it attends to."""
+    """Return the work of attention. It is two products over all pairs of a new token and a token that it attends to."""
     ranked = [at for at in call.tensors if "float" in call.dtype_at(at) and len(call.sizes_at(at)) in (3, 4)]
     query = call.place(*names.QUERY[:3]) if call.named else next(iter(ranked), None)
     keys = call.place(*names.CACHES) if call.named else next(iter(ranked[1:]), None)
@@ -159,7 +165,7 @@ def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence
 
 
 def _of_batch(batch: BatchContext, *, prefill: bool, decode: bool, causal: bool) -> _Sequences | None:
-    """Return the sums over a batch's prefill sequences, decode sequences, or both; None if a number is missing."""
+    """Return the sums over a batch's prefill sequences, decode sequences, or both, or None if a number is missing."""
     parts = [
         (batch.prefill_sequences, batch.prefill_tokens, batch.prefill_k, batch.prefill_qq, batch.prefill_qk)
     ] * prefill
@@ -185,7 +191,10 @@ def _unknown(work: CallWork, why: str) -> CallWork:
 
 
 class _Matrices(msgspec.Struct, frozen=True):
-    """Sizes of an expert's matrices: columns of the first [hidden -> columns], rows of the second [inner -> hidden]."""
+    """Sizes of an expert's two matrices.
+
+    They are the columns of the first, [hidden -> columns], and the rows of the second, [inner -> hidden].
+    """
 
     columns: int
     inner: int
@@ -260,10 +269,10 @@ _BITS = (
 
 
 def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tuple[_Matrices, int] | str:
-    """Return the matrices and the number of experts per token, derived from the two products that a layer launches.
+    """Return the matrices and the number of experts per token, or the reason if they cannot be derived.
 
-    To verify that the grids are read correctly, the second product must have as many columns as the hidden states. If
-    the sizes cannot be derived, return the reason.
+    They are derived from the two products that a layer launches. To verify that the grids are read correctly, the
+    second product must have as many columns as the hidden states.
     """
     products = [(name, grid) for name, grid in evidence.kernels if _PRODUCTS.search(name) and _TILES.search(name)]
     if len(products) != 2:
@@ -318,6 +327,6 @@ _EIGHT = re.compile(r"e4m3|fp8", re.IGNORECASE)
 
 
 def _multiplied_in(hidden: str, evidence: Evidence) -> str:
-    """Return the dtype in which the products are computed; kernels with 4-bit weights and 8-bit rows use 8 bits."""
+    """Return the dtype in which the products are computed. Kernels with 4-bit weights and 8-bit rows use 8 bits."""
     wide = any(_PRODUCTS.search(name) and _EIGHT.search(name) for name, _ in evidence.kernels)
     return "float8_e4m3fn" if wide else hidden

@@ -36,9 +36,9 @@ COPY_OVER_LINK = "copy between host and device: limited by the link"
 DOUBTFUL = 1.05
 """Share of the peak above which rates cannot be right; the row then gives a reason."""
 MOST_CACHES = 4
-"""Calls of up to this multiple of the last-level cache size may get part of their bytes from the cache."""
+"""Calls that move up to this many times the last-level cache's size may get part of their bytes from that cache."""
 LEAST_OWN = 0.9
-"""Minimum share of a host op's time outside of nested ops; below it, no rates are reported."""
+"""Minimum share of a host op's time that lies outside of nested ops. Below it, no rates are reported."""
 MOST_KERNELS = 64
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _OVER_LINK = re.compile(r"Memcpy (HtoD|DtoH)")
@@ -61,8 +61,9 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Share of the total time."""
     lost_us: float | None = None
-    """Time beyond what the device's peak allows: time × (1 − share of the peak). None if the share is unknown or too
-    large to be right.
+    """Time beyond what the device's peak allows: time × (1 − share of the peak).
+
+    None if the share is unknown or too large to be right.
     """
     flops: float | None = None
     """Floating-point operations of all calls."""
@@ -273,7 +274,10 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
 
 
 def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
-    """Return {signature: (number of calls, their total work)} for signatures whose calls launched device work."""
+    """Return {signature: (number of calls, their total work)}.
+
+    Only signatures whose calls launched device work are included.
+    """
     kernels, ops = trace.kernels, trace.ops
     owned = np.flatnonzero(kernels.owner >= 0)
     if not len(owned):
@@ -311,7 +315,7 @@ def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
 
 
 def _together(parts: Sequence[tuple[int, CallWork]]) -> tuple[int, CallWork]:
-    """Return the number of calls and the sum of their work, which is None if the work of some call is unknown."""
+    """Return the number of calls and the sum of their work. The sum is None if the work of some call is unknown."""
     flops = [None if work.flops is None else n * work.flops for n, work in parts]
     moved = [None if work.bytes is None else n * work.bytes for n, work in parts]
     whys = dict.fromkeys(work.why for _, work in parts if work.why)
@@ -343,7 +347,10 @@ def _sizes_of_layer(signature: OpSignature) -> tuple[int, int]:
 
 
 def _top_k_by_layer(trace: Trace) -> dict[tuple[int, int], int]:
-    """Map (tokens, experts) to the experts per token that routing ops of this size select, if all of them agree."""
+    """Map (tokens, experts) of a layer to the experts per token that its routing ops select.
+
+    Sizes for which routing ops disagree are left out.
+    """
     found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for signature in trace.signatures:
         if _ROUTING.search(signature.name):
@@ -414,7 +421,7 @@ def _element_bytes(trace: Trace) -> dict[int, int]:
 
 
 def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
-    """Return rows of host ops by their self time, with rates only for ops that do their work themselves."""
+    """Return rows of host ops by their self time. Only ops that do their work themselves have rates."""
     signature = trace.ops.signature.astype(np.int64)
     own = self_time_us(trace)
     count = len(trace.signatures)

@@ -48,7 +48,10 @@ ATTENTION: dict[str, tuple[int, bool]] = {
     "_flash_attention_forward": (8, True),
     "_efficient_attention_forward": (9, True),
 }
-"""aten op on [batch, heads, tokens, width] → (position of the causal argument, whether heads follow tokens)."""
+"""Map of aten attention op to (position of the causal argument, whether heads follow tokens).
+
+Tensors are [batch, heads, tokens, width] unless heads follow tokens.
+"""
 
 
 ATTENTION_BACKWARD: dict[str, int] = {
@@ -56,7 +59,10 @@ ATTENTION_BACKWARD: dict[str, int] = {
     "_scaled_dot_product_efficient_attention_backward": 11,
     "_scaled_dot_product_cudnn_attention_backward": 14,
 }
-"""aten op whose first arguments are gradient, query, key and value → position of the causal argument."""
+"""Map of aten attention backward op to the position of its causal argument.
+
+The first arguments of these ops are gradient, query, key and value.
+"""
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +88,10 @@ PACKED = {
 }
 """Argument positions for the ops of aten, aiter and vLLM's FlashAttention."""
 DECODING = {"paged_attention_v1": (1, 9), "paged_attention_v2": (4, 12)}
-"""vLLM's decode attention → positions of the query (key and value cache follow) and of the maximum length."""
+"""Map of vLLM's decode attention op to the positions of its query and its maximum length.
+
+The key cache and the value cache follow the query.
+"""
 CACHE_WRITES = frozenset(
     {"reshape_and_cache", "reshape_and_cache_flash", "concat_and_cache_mla", "store_cache", "unified_kv_cache_update"}
 )
@@ -111,9 +120,10 @@ CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     ),
     "_nnpack_spatial_convolution": (4, 3, None, False),
 }
-"""Map of aten op to (positions of its stride, padding and dilation arguments; whether it is transposed). A dilation of
-None means that the op has none. Whether it is transposed is given as a bool, or as the position of the argument that
-says so.
+"""Map of aten op to (position of its stride, padding and dilation arguments, whether it is transposed).
+
+A position of None means that the op has no dilation. Whether it is transposed is a bool, or the position of the
+argument that says this.
 """
 TRANSPOSED: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (7, 8)),
@@ -135,7 +145,7 @@ PRODUCTS = {
     "baddbmm": (1, 3),
     "baddbmm_": (1, 3),
 }
-"""aten op → index of the first factor among its tensors, and number of dimensions of both factors."""
+"""Map of aten op to (index of the first factor among its tensors, number of dimensions of both factors)."""
 PRODUCTS_OF_ANY_RANK = {"matmul": 0, "mv": 0, "dot": 0, "vdot": 0, "addmv": 1, "addmv_": 1, "addbmm": 1, "addbmm_": 1}
 """aten op → index of the first factor among its tensors; vectors are allowed."""
 MAX_DIMENSIONS = 64
@@ -153,10 +163,10 @@ PER_ELEMENT = {
     "copies": 0,
     "indexing and sorting": 0,
 }
-"""Map of the class of an op without products to its operations per element of the largest tensor, by convention.
+"""Operations per element of the largest tensor, by the class of an op without products.
 
-A sum or product has one; normalization and softmax have four. The exact number matters little, because memory bandwidth
-bounds these ops.
+The numbers are a convention: a sum or product has one, normalization and softmax have four. They matter little, because
+memory bandwidth bounds these ops.
 """
 WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
 """Indexing ops that read all of their arguments and return as many elements."""
@@ -193,10 +203,11 @@ POOLS: dict[str, tuple[int | None, int, int]] = {
     "avg_pool2d": (None, 4, 0),
     "avg_pool3d": (None, 4, 0),
 }
-"""Map of aten op to (position of its dilation, position of the flag that rounds sizes up, bytes of each result
-element's index).
+"""Map of aten pooling op to three numbers.
 
-The arguments after the input are the window, its stride (empty means the window's size) and the padding.
+They are the position of its dilation, the position of the flag that rounds sizes up, and the bytes of each result
+element's index. The arguments after the input are the window, its stride (empty means the window's size) and the
+padding.
 """
 POOLS_BACKWARD = frozenset(f"{name}_backward" for name in POOLS)
 
@@ -219,9 +230,9 @@ class CallWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWork:
-    """Return the work of one call of a recorded op, as far as its own arguments determine it.
+    """Return the work of one call of a recorded op, if its own arguments determine it.
 
-    `element_bytes` is the size of an element in lists of tensors. A caller gives it if it knows the size and the
+    `element_bytes` is the size of an element in lists of tensors. A caller that knows the size gives it if the
     signature does not contain it.
     """
     shapes, dtypes = _tensors(signature)
@@ -272,8 +283,9 @@ _KINDS = (
     ("attention", re.compile(r"^(_vllm_fa\d_C|flash_attn\w*|xformers\w*)::\w*(fwd|forward)")),
     ("GEMM", re.compile(r"::\w*(_mm|_gemm|_linear|bmm_fp8)(_\w+)?$")),
 )
-"""(class, pattern) of library ops that can be classified only by their full name with namespace. Examples are
-`_vllm_fa2_C::varlen_fwd` and `sgl_kernel::fp8_scaled_mm`.
+"""(class, pattern) of library ops that can be classified only by their full name with namespace.
+
+Examples are `_vllm_fa2_C::varlen_fwd` and `sgl_kernel::fp8_scaled_mm`.
 """
 
 
@@ -552,8 +564,10 @@ def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | 
 
 
 def _cached(shapes: Shapes, dtypes: list[str]) -> float:
-    """Return the bytes that a cache write reads and writes. It reads elements in its input's dtype and writes them in
-    the cache's dtype. Tokens without a slot and slots without a token are padding, which does not count.
+    """Return the bytes that a cache write reads and writes.
+
+    It reads elements in its input's dtype and writes them in the cache's dtype. Tokens without a slot and slots without
+    a token are padding, which does not count.
     """
     slots = [shape[0] for shape, dtype in zip(shapes, dtypes, strict=True) if dtype == "int64" and len(shape) == 1]
     tokens = min((shapes[0] or (0,))[0], *slots) if slots else (shapes[0] or (0,))[0]
@@ -588,8 +602,10 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
 def _keys_read(
     signature: OpSignature, at: Packed, keys: tuple[int, ...], sequences: int, known: int | None
 ) -> int | None:
-    """Return the number of tokens whose keys are read, or None if unknown. Without a cache, these are all tokens. With
-    a cache, the number comes from the `known` length of the sequences or, failing that, from the number of pages.
+    """Return the number of tokens whose keys are read, or None if it is unknown.
+
+    Without a cache, these are all tokens. With a cache, the number comes from the `known` length of the sequences or,
+    if that is missing, from the number of pages.
     """
     if at.pages is None and not _shape(signature, at.table):
         return keys[0]
@@ -600,8 +616,9 @@ def _keys_read(
 
 
 def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of attention for a single new token. For several tokens, both are None, because the
-    arguments do not contain the lengths.
+    """Return (operations, bytes) of attention for a single new token.
+
+    For several tokens, both are None, because the arguments do not contain the lengths.
     """
     query, keys, longest = _shape(signature, at), _shape(signature, at + 1), _integer(signature, longest_at)
     if len(query) != 3 or len(keys) < 2 or query[0] != 1 or longest is None:
@@ -871,16 +888,18 @@ RULES = (
     (RESAMPLED, _resampled),
     (("im2col",), _windows),
 )
-"""(aten ops, function that returns their operations and result elements). The function returns None for both if the
-recorded arguments do not suffice.
+"""(aten ops, function that returns their operations and result elements).
+
+If the recorded arguments do not suffice, the function returns None for both.
 """
 
 
 def _window_places(
     sizes: tuple[int, ...], widths: Literal, stride: Literal, padding: Literal, dilation: Literal, *, up: bool = False
 ) -> list[int] | None:
-    """Return the number of window positions in each dimension, rounded up with `up`. Returns None if arguments are
-    missing.
+    """Return the number of window positions in each dimension, rounded up with `up`.
+
+    Returns None if arguments are missing.
     """
     counts: list[int] = []
     for dim, size in enumerate(sizes):

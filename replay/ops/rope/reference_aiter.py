@@ -12,7 +12,10 @@ from opreplay.replay.ops.maths.rope import rotate_whole
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nope_first: bool) -> Tensor:
-    """Rotate x [S, B, H, D] by cos, sin broadcast to [S, B, 1, R]; R counts pairs (with `front`) or elements."""
+    """Rotate x [S, B, H, D] by cos and sin, broadcast to [S, B, 1, R].
+
+    R is the number of rotated pairs if `front` is set, otherwise the number of rotated elements.
+    """
     neox = style == 0
     if front:
         cos, sin = (

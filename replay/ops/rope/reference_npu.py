@@ -14,13 +14,19 @@ from opreplay.replay.ops.maths.rope import rotate_by_position, rotate_whole
 
 @stands_for("npu::npu_rotary_mul")
 def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
-    """Return self · r1 + rotated(self) · r2, with one cosine r1 and sine r2 per element; half or interleaved pairs."""
+    """Return self · r1 + rotated(self) · r2.
+
+    r1 has one cosine and r2 one sine per element. The pairs are halves or interleaved.
+    """
     return rotate_whole(self, r1, r2, neox=rotary_mode != "interleave")
 
 
 @stands_for("npu::npu_apply_rotary_pos_emb")
 def npu_apply_rotary_pos_emb(c: Call) -> tuple[Tensor, Tensor]:
-    """Return rotated (query, key) [B, S, N, D], with one cosine and sine per element; half or interleaved pairs."""
+    """Return the rotated query and key [B, S, N, D].
+
+    There is one cosine and one sine per element. The pairs are halves or interleaved.
+    """
     neox = getattr(c, "rotary_mode", "half") != "interleave"
     return rotate_whole(c.query, c.cos, c.sin, neox=neox), rotate_whole(c.key, c.cos, c.sin, neox=neox)
 

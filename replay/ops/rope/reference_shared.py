@@ -18,7 +18,10 @@ from opreplay.replay.ops.maths.rope import rotate, rotate_by_position, rotate_wh
 
 @stands_for("_C::rotary_embedding")
 def rotary_embedding(c: Call) -> None:
-    """Rotate query and key in place. They are [T, heads · head] or [.., heads, head]; positions are [T] or [B, S]."""
+    """Rotate query and key in place.
+
+    They are [T, heads · head] or [.., heads, head], and positions are [T] or [B, S].
+    """
     for tensor in (c.query, getattr(c, "key", None)):
         if tensor is not None:
             turned = rotate_by_position(
@@ -35,7 +38,10 @@ def rotary_embedding(c: Call) -> None:
 
 @stands_for("_C::batched_rotary_embedding")
 def batched_rotary_embedding(c: Call) -> None:
-    """Same as rotary_embedding, but adds each token's cache offset to its position (LoRAs of several lengths)."""
+    """Do the same as rotary_embedding, but add each token's cache offset to its position.
+
+    The offsets belong to LoRAs of several lengths.
+    """
     moved = c.positions.flatten() + c.cos_sin_cache_offsets.flatten()
     rotary_embedding(with_changes(c, positions=moved))
 
@@ -57,7 +63,7 @@ def concat_mla_absorb_q(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 @stands_for("sgl_kernel::concat_mla_k")
 def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
-    """Write k_nope ‖ k_rope (concatenated) to k [T, H, D]; k_rope [T, 1, R] is shared by all heads."""
+    """Write k_nope and k_rope, concatenated, to k [T, H, D]. All heads share k_rope [T, 1, R]."""
     width = k_nope.shape[-1]
     k[..., :width].copy_(k_nope)
     k[..., width:].copy_(k_rope.reshape(k.shape[0], 1, -1))
@@ -151,8 +157,9 @@ def rope_with_kvcache(c: Call) -> None:
     writes=("q_rope", "k_rope", "k_buffer", "v_buffer"),
 )
 def rope_pos_ids(c: Call) -> None:
-    """Write the rotated q, k [T, H, D] to q_rope, k_rope; buffers, if given, also receive the rotated key and the
-    value.
+    """Write the rotated q, k [T, H, D] to q_rope, k_rope.
+
+    Buffers, if given, also receive the rotated key and the value.
     """
     v = getattr(c, "v", None)
     k_buffer = getattr(c, "k_buffer", None)
@@ -182,8 +189,9 @@ def _yarn(base: float, dim: int, factor: float, low: float, high: float, device:
 
 @stands_for("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out")
 def fused_qk_norm_rope(c: Call) -> None:
-    """Normalise (RMS) each query and key head, then rotate it with base `base`, in place in qkv [T, heads ·
-    head_dim].
+    """Normalise (RMS) and then rotate each query and key head, in place in qkv [T, heads · head_dim].
+
+    The base of the rotation is `base`.
     """
     head_dim = c.head_dim
     width = getattr(c, "rotary_dim", 0) or head_dim
@@ -211,7 +219,7 @@ def fused_inplace_qknorm_rope(c: Call) -> None:
 
 @stands_for("vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt")
 def qkv_rmsnorm_rope(c: Call) -> _Three:
-    """Return (q, k, v) of packed input [T, q + 2 kv]; q and k are normalised by head (+ bias) and rotated as halves."""
+    """Return (q, k, v) of packed input [T, q + 2 kv]. q and k are normalised by head (+ bias) and rotated as halves."""
     cos = getattr(c, "cos", None)
     sin = getattr(c, "sin", None)
     cos_sin_cache = getattr(c, "cos_sin_cache", None)
@@ -248,7 +256,10 @@ def mla_dual_rms_norm_quant(c: Call) -> _Three:
 
 @stands_for("sgl_kernel::timestep_embedding", writes=("output",), fake=lambda output: torch.empty_like(output))
 def timestep_embedding(c: Call) -> Tensor:
-    """Write sines and cosines of the scaled timesteps at dim / 2 frequencies to output [T, dim], and return them."""
+    """Write sines and cosines of the scaled timesteps to output [T, dim], and return them.
+
+    There are dim / 2 frequencies.
+    """
     half = c.dim // 2
     steps = torch.arange(half, device=c.input.device, dtype=torch.float32) / (half - c.downscale_freq_shift)
     angle = c.input.float().unsqueeze(1) * torch.exp(-math.log(c.max_period) * steps) * c.scale

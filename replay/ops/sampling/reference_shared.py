@@ -21,14 +21,20 @@ def _limit(values: Tensor | None, otherwise: float, like: Tensor) -> Tensor:
 
 
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """Return a mask bool [rows, V], True if a score is at least the k-th best of its row; k < 1 keeps all scores."""
+    """Return a mask bool [rows, V] that is True where a score is at least the k-th best of its row.
+
+    k < 1 keeps all scores.
+    """
     ordered = scores.sort(-1, descending=True).values
     last = (k.to(torch.int64) - 1).clamp(0, scores.shape[-1] - 1).expand(scores.shape[0], 1)
     return (scores >= ordered.gather(1, last)) | (k < 1)
 
 
 def keep_top_p(probs: Tensor, p: Tensor) -> Tensor:
-    """Return a mask bool [rows, V] of the most likely tokens until their sum reaches p; always at least one."""
+    """Return a mask bool [rows, V] of the most likely tokens of each row until their sum reaches p.
+
+    At least one token per row is True.
+    """
     ordered, order = probs.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     inside = before < p.to(probs.dtype)
@@ -42,7 +48,7 @@ def _renormalised(probs: Tensor, keep: Tensor) -> Tensor:
 
 
 def draw(probs: Tensor) -> Tensor:
-    """Sample one column per row of probs [rows, V]: the argmax of p / noise, with Exponential(1) noise."""
+    """Sample one column per row of probs [rows, V]. It is the argmax of p / noise, with Exponential(1) noise."""
     noise = torch.empty_like(probs, dtype=torch.float32).exponential_().clamp_(min=1e-10)
     return (probs.float() / noise).argmax(-1)
 
@@ -90,7 +96,7 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
 def sample_top_k_top_p(c: Call) -> Tensor:
     """Return tokens int32 [rows], sampled from the k most likely tokens.
 
-    Only tokens that are also among the most likely ones whose probabilities add up to p can be sampled.
+    A sampled token is also among the most likely tokens whose probabilities add up to p.
     """
     rows = _rows(c.probs, c.indices).float()
     keep = keep_top_k(rows, _limit(getattr(c, "maybe_top_k_arr", None), getattr(c, "top_k_val", 0.0), rows))
@@ -121,7 +127,7 @@ def random_sample(c: Call) -> None:
 @stands_for("aiter::mixed_sample", "aiter::_mixed_sample", writes=("out",), random=True)
 @stands_for("aiter::mixed_sample_outer_exponential", writes=("out",))
 def mixed_sample(c: Call) -> None:
-    """Write columns sampled as in random_sample to out; rows with temperature 0 use the argmax of input."""
+    """Write columns sampled as in random_sample to out. Rows with temperature 0 use the argmax of input."""
     exponentials = getattr(c, "exponentials", None)
     probs = _tempered(c.input, c.temperature, c.eps)
     drawn = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
@@ -131,7 +137,7 @@ def mixed_sample(c: Call) -> None:
 
 @stands_for("npu::npu_top_k_top_p", "_C_ascend::npu_apply_top_k_top_p")
 def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tensor:
-    """Return logits [rows, V] with −inf outside the top k and outside the top p; each row has its own k and p."""
+    """Return logits [rows, V] with −inf outside the top k and outside the top p. Each row has its own k and p."""
     out = logits.clone()
     if k is not None:
         out = out.masked_fill(~keep_top_k(logits.float(), k.reshape(-1, 1)), -torch.inf)
@@ -142,8 +148,9 @@ def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tenso
 
 @stands_for("_C::apply_repetition_penalties_")
 def apply_repetition_penalties(c: Call) -> None:
-    """Penalise logits [rows, V] of tokens that already occurred: divide positive logits by the row's penalty, multiply
-    all others by it.
+    """Penalise the logits [rows, V] of tokens that already occurred.
+
+    Positive logits are divided by the row's penalty. All others are multiplied by it.
     """
     logits = c.logits
     penalty = c.repetition_penalties.reshape(-1, 1)
@@ -159,7 +166,10 @@ def _allowed(bitmask: Tensor, vocabulary: int) -> Tensor:
 
 @stands_for("sgl_kernel::apply_token_bitmask_inplace_cuda", writes=("logits",))
 def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor | None) -> None:
-    """Set logits to −inf if the token's bit is 0, in the rows `indices` (all rows without it)."""
+    """Set logits to −inf where the token's bit is 0.
+
+    This concerns the rows in `indices`, or all rows if there is no `indices`.
+    """
     allowed = _allowed(bitmask, logits.shape[-1])
     if indices is None:
         logits.masked_fill_(~allowed[: logits.shape[0]], -torch.inf)

@@ -12,8 +12,9 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def best_columns(scores: Tensor, starts: Tensor | None, ends: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the top-k columns int64 [rows, k], relative to each row's start, and their scores, padded with −1 and
-    −inf.
+    """Return the top-k columns int64 [rows, k] and their scores, padded with −1 and −inf.
+
+    The columns are counted from each row's start.
     """
     column = torch.arange(scores.shape[1], device=scores.device)
     last = ends.to(torch.int64).reshape(-1, 1)
@@ -39,8 +40,9 @@ def _write(target: Tensor, ids: Tensor) -> None:
     writes=("indices", "values"),
 )
 def top_k_per_row_prefill(c: Call) -> None:
-    """Write the top-k columns of logits [rows, N] in [rowStarts, rowEnds), relative to rowStarts, to indices
-    [rows, k].
+    """Write the top-k columns of logits [rows, N] within [rowStarts, rowEnds) to indices [rows, k].
+
+    The columns are counted from rowStarts.
     """
     values = getattr(c, "values", None)
     ids, scores = best_columns(
@@ -52,7 +54,10 @@ def top_k_per_row_prefill(c: Call) -> None:
 
 
 def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
-    """Return how many columns each of a sequence's next_n rows can use: the length minus the number of later rows."""
+    """Return how many columns each of a sequence's next_n rows can use.
+
+    It is the length minus the number of later rows.
+    """
     row = torch.arange(rows, device=seq_lens.device)
     lengths = seq_lens.flatten().to(torch.int64)
     if lengths.numel() >= rows > lengths.numel() // max(next_n, 1):
@@ -62,7 +67,10 @@ def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
 
 @stands_for("_C::top_k_per_row_decode", writes=("indices",))
 def top_k_per_row_decode(logits: Tensor, next_n: int, seq_lens: Tensor, indices: Tensor, numRows: int) -> None:
-    """Same as top_k_per_row_prefill; row r uses seq_lens[r // next_n] − next_n + r % next_n + 1 columns."""
+    """Do the same as top_k_per_row_prefill for decoding.
+
+    Row r uses its first seq_lens[r // next_n] − next_n + r % next_n + 1 columns.
+    """
     ids, _ = best_columns(logits[:numRows], None, _decode_ends(seq_lens, next_n, numRows), indices.shape[-1])
     _write(indices, ids)
 
@@ -82,7 +90,7 @@ def fast_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts: Tenso
 
 @stands_for("sgl_kernel::fast_topk_transform_fused", writes=("dst_page_table",))
 def fast_topk_transform(c: Call) -> None:
-    """Same as fast_topk, with each column replaced by its entry in the page table of the row's sequence."""
+    """Do the same as fast_topk, and replace each column by its entry in the page table of the row's sequence."""
     row_starts = getattr(c, "row_starts", None)
     ends = c.lengths if row_starts is None else c.lengths + row_starts
     ids, _ = best_columns(c.score, row_starts, ends, c.dst_page_table.shape[-1])

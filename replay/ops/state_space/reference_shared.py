@@ -57,7 +57,7 @@ def _slots(indices: Tensor | None, number: int) -> list[int]:
     writes=("x", "conv_states"),
 )
 def causal_conv1d_fwd(c: Call) -> None:
-    """Convolve x in place; write the last columns of each sequence to conv_states [slots, dim, width − 1]."""
+    """Convolve x in place. The last columns of each sequence are written to conv_states [slots, dim, width − 1]."""
     conv_states = c.conv_states
     parts = _sequences(c.x, c.query_start_loc)
     started = _started(c.has_initial_state, len(parts))
@@ -81,7 +81,9 @@ def causal_conv1d_fwd(c: Call) -> None:
     writes=("x", "conv_state"),
 )
 def causal_conv1d_update(c: Call) -> None:
-    """Convolve new columns x [B, dim(, L)] after conv_state [slots, dim, ≥ width − 1], and update the state."""
+    """Convolve the new columns x, [B, dim] or [B, dim, L], after conv_state [slots, dim, ≥ width − 1], and update the
+    state.
+    """
     x, conv_state = c.x, c.conv_state
     columns = x.unsqueeze(-1) if x.dim() == 2 else x
     slots = (
@@ -118,8 +120,9 @@ def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, sta
 
 
 def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -> Tensor:
-    """Return B or C of one sequence as [dim, n, L]. The table is [groups, n, tokens], [batch, groups, n, L], or [dim,
-    n] if it is constant.
+    """Return B or C of one sequence as [dim, n, L].
+
+    The table is [groups, n, tokens] or [batch, groups, n, L]. If it is constant, it is [dim, n].
     """
     if table.dim() == 2:
         return table.float().unsqueeze(-1).expand(-1, -1, stop - start)
@@ -131,8 +134,9 @@ def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -
 
 @stands_for("_C::selective_scan_fwd", writes=("delta", "z_", "ssm_states"))
 def selective_scan_fwd(c: Call) -> None:
-    """Compute the selective scan of u and update ssm_states [slots, dim, n]. If z_ is given, the scan times silu(z_) is
-    written to z_. Otherwise, the scan is written to delta.
+    """Compute the selective scan of u and update ssm_states [slots, dim, n].
+
+    If z_ is given, the scan times silu(z_) is written to z_. Otherwise, the scan is written to delta.
     """
     null_block_id = getattr(c, "null_block_id", None)
     skipped = getattr(c, "pad_slot_id", -1) if null_block_id is None else null_block_id

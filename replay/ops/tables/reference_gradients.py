@@ -24,8 +24,9 @@ def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[i
 
 
 def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offsets: Tensor) -> None:
-    """Raise ValueError for inconsistent sizes: bags do not match the gradient's rows, or a table has less than one row
-    of weights.
+    """Raise ValueError for inconsistent sizes.
+
+    They are inconsistent if the bags do not match the gradient's rows, or if a table has less than one row of weights.
     """
     tables = D_offsets.shape[0] - 1
     if tables < 1 or grad_output.dim() != 2:
@@ -63,7 +64,7 @@ def _fake_indice_weights(c: Call) -> Tensor:
     fake=_fake_backward,
 )
 def rowwise_adagrad_backward(c: Call) -> None:
-    """Update the rows that were looked up by row-wise Adagrad, from grad_output [B, ΣD].
+    """Update the looked-up rows with row-wise Adagrad, from grad_output [B, ΣD].
 
     The momentum of a row grows by the mean square of its gradient. Weight decay and norms are ignored. Raises
     ValueError for lookups without pooling.
@@ -98,7 +99,7 @@ def rowwise_adagrad_backward(c: Call) -> None:
 
 @stands_for("fbgemm::split_embedding_codegen_grad_indice_weights_cpu", fake=_fake_indice_weights)
 def grad_indice_weights(c: Call) -> Tensor:
-    """Return float32 [indices]: the dot product of each looked-up row with the gradient of its bag."""
+    """Return float32 [indices], the dot product of each looked-up row with the gradient of its bag."""
     dims, starts = c.D_offsets.tolist(), c.weights_offsets.tolist()
     owner, edges, batch = _bags(c.offsets, c.indices, len(dims) - 1)
     out = torch.zeros(c.indices.shape, dtype=torch.float32, device=c.weights.device)

@@ -33,7 +33,7 @@ def lengths_range(lengths: Tensor, truncation_size: int) -> Tensor:
 
 @stands_for("fb::fast_gather")
 def fast_gather(input: Tensor, indices: Tensor) -> Tensor:
-    """Return input[indices] along the first dim (torch_glow's shape inference); out-of-range indices are clamped."""
+    """Return input[indices] along the first dim (torch_glow's shape inference). Out-of-range indices are clamped."""
     return input[indices.to(torch.int64).clamp(0, input.shape[0] - 1)]
 
 

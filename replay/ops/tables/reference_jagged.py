@@ -149,7 +149,10 @@ def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tens
 
 @stands_for("fbgemm::jagged_dense_bmm_forward")
 def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> Tensor:
-    """Multiply the rows of x [N, K] that belong to batch element b by y[b], for y [B, K, M]; the result is [N, M]."""
+    """Multiply the rows of x [N, K] that belong to batch element b by y[b].
+
+    y is [B, K, M], and the result is [N, M].
+    """
     return to_jagged(torch.bmm(to_dense(x_values, x_offsets, max_L), y), x_offsets, x_values.shape[0])
 
 
@@ -208,7 +211,10 @@ def pack_segments_backward(data: Tensor, lengths: Tensor, total_length: int) -> 
 
 @stands_for("fbgemm::segment_sum_csr")
 def segment_sum_csr(batch_size: int, csr_seg: Tensor, values: Tensor) -> Tensor:
-    """Return sums of values over segments csr_seg [S + 1], whose bounds are in units of batch_size values."""
+    """Return sums of values over segments.
+
+    csr_seg [S + 1] holds the bounds of the segments, in units of batch_size values.
+    """
     edges = csr_seg.to(torch.int64) * batch_size
     total = F.pad(values.double().cumsum(0), (1, 0))
     where = edges.clamp(0, values.numel())
@@ -246,7 +252,7 @@ def _fake_regroup(pooled_embs: list[Tensor], out_lengths: list[int]) -> list[Ten
 
 @stands_for("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
 def permute_multi_embedding(c: Call) -> list[Tensor]:
-    """Regroup columns of tensors [B, ..]; with `reverse`, return the gradient of that.
+    """Regroup columns of tensors [B, ..], or compute the gradient of this with `reverse`.
 
     Each row of permutes [P, 6] is (source tensor, target tensor, source column, target column, width, unused).
     """

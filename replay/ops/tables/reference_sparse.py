@@ -45,8 +45,8 @@ def permute_jagged(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the rows of lengths [T, ..] and their values (and weights) in the order of `permute`.
 
-    `total` is the number of values in the results. If the caller gives it, the function need not wait for the device.
-    Missing values are zeros.
+    `total` is the number of values in the results. A caller that gives it saves a wait for the device. Missing values
+    are zeros.
     """
     order = permute.to(torch.int64).clamp(0, lengths.shape[0] - 1)
     starts, sizes = _rows(lengths, values.shape[0])
@@ -82,7 +82,10 @@ def _fake_permute(
     fake=_fake_permute,
 )
 def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return rows `permute` [T'] of lengths [T, B], with values and weights (permute of a KeyedJaggedTensor)."""
+    """Return rows `permute` [T'] of lengths [T, B], with values and weights.
+
+    This is the permute of a KeyedJaggedTensor.
+    """
     total = c.permuted_lengths_sum if c.permuted_lengths_sum else None
     return permute_jagged(c.permute, c.lengths, c.values, c.weights, total)
 
@@ -102,7 +105,10 @@ def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     fake=lambda pooled_embs: torch.empty_like(pooled_embs),
 )
 def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_list: Tensor) -> Tensor:
-    """Reorder the column blocks of pooled_embs [B, ΣD] by permute_list; offset_dim_list [T + 1] holds their bounds."""
+    """Reorder the column blocks of pooled_embs [B, ΣD] by permute_list.
+
+    offset_dim_list [T + 1] holds the bounds of the blocks.
+    """
     width = pooled_embs.shape[1]
     edges = offset_dim_list.to(torch.int64).clamp(0, width).cummax(0).values
     sizes, starts = edges.diff(), edges[:-1]
@@ -121,7 +127,7 @@ def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_li
     fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
 )
 def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
-    """Split the columns of grad_output [B, ΣD] by rank; return the parts of all ranks, flattened and concatenated."""
+    """Split the columns of grad_output [B, ΣD] by rank. Returns the parts of all ranks, flattened and concatenated."""
     out = grad_output.new_zeros((grad_output.numel(),))
     start = column = 0
     for dim in dim_sum_per_rank.tolist():
@@ -135,8 +141,8 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
 def bounds_check_indices(c: Call) -> None:
     """Set indices outside their table to 0, and clamp invalid offsets.
 
-    Index −1 (a pruned row) is kept. In mode 0, an invalid index or offset raises ValueError; in mode 1 it is counted in
-    `warning`; in mode 2 it is ignored. Any other mode raises ValueError.
+    Index −1 (a pruned row) is kept. An invalid index or offset raises ValueError in mode 0, is counted in `warning` in
+    mode 1, and is ignored in mode 2. Any other mode raises ValueError.
     """
     indices = c.indices
     if c.bounds_check_mode not in (0, 1, 2):
@@ -175,11 +181,10 @@ def _fake_buckets(c: Call) -> _Buckets:
 
 @stands_for("fbgemm::block_bucketize_sparse_features", fake=_fake_buckets)
 def block_bucketize_sparse_features(c: Call) -> _Buckets:
-    """Split the indices of a jagged tensor for T tables over my_size ranks, in blocks of block_sizes[t] rows of table
-    t.
+    """Split the indices of a jagged tensor for T tables over my_size ranks.
 
-    Returns lengths [my_size · T · B], indices, weights, positions in the original row, and the new position of each
-    original index. Raises ValueError if my_size is not positive.
+    Table t is split in blocks of block_sizes[t] rows. Returns lengths [my_size · T · B], indices, weights, positions in
+    the original row, and the new position of each original index. Raises ValueError if my_size is not positive.
     """
     lengths, indices, my_size = c.lengths, c.indices, c.my_size
     if my_size <= 0:

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding lookups, forward (fbgemm_gpu/codegen): all tables in one flat weight tensor.
+"""FBGEMM's table-batched embedding lookups, forward (fbgemm_gpu/codegen), with all tables in one flat weight tensor.
 
 Cached and unified-memory tables are read from the device weights or, if these are empty, from the unified-memory
 weights. Offsets and indices beyond their table are clamped, as by `fbgemm::bounds_check_indices`.
@@ -32,10 +32,11 @@ def _fake(
 
 @stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
 def lookup(c: Call) -> Tensor:
-    """Look up T tables for a batch of B; return [B, total_D], or [indices, D] without pooling.
+    """Look up T tables for a batch of B.
 
-    weights are flat. Table t starts at weights_offsets[t]. Its width is D_offsets[t + 1] − D_offsets[t], and it has
-    hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows. offsets [T · B + 1] are the bounds of the bags in indices.
+    Returns [B, total_D], or [indices, D] without pooling. weights are flat. Table t starts at weights_offsets[t]. Its
+    width is D_offsets[t + 1] − D_offsets[t], and it has hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows. offsets [T
+    · B + 1] are the bounds of the bags in indices.
     """
     weights, indices, offsets, pooling_mode = c.weights, c.indices, c.offsets, c.pooling_mode
     tables = c.D_offsets.numel() - 1
@@ -83,6 +84,6 @@ def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale:
     fake=_fake,
 )
 def split_lookup(c: Call) -> Tensor:
-    """Look up tables owned by a fused optimizer; the forward does not touch the optimizer state."""
+    """Look up tables owned by a fused optimizer. The forward does not touch the optimizer state."""
     weights = c.dev_weights if c.dev_weights.numel() else c.uvm_weights
     return lookup(with_changes(c, weights=weights.flatten()))

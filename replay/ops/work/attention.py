@@ -33,12 +33,15 @@ class Sequences(msgspec.Struct, frozen=True):
     pairs: torch.Tensor
     """Number of (query token, visible context token) pairs of each sequence."""
     most: int | None
-    """Maximum context tokens that the arguments can hold for all sequences together; None if no shape gives it."""
+    """Maximum context tokens that the arguments can hold for all sequences together, or None if no shape gives it."""
     warnings: tuple[str, ...]
 
 
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the context tokens that queries attend to, and how many the block tables, page lists or keys can hold."""
+    """Count the context tokens that queries attend to.
+
+    The block tables, page lists or keys give the maximum number of these tokens.
+    """
     sequences = sequences_of(context, lengths)
     if sequences is None:
         return None
@@ -120,7 +123,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
 
 
 def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None) -> torch.Tensor:
-    """Return the number of tokens in the pages of each sequence; the last page may hold fewer than `page` tokens."""
+    """Return the number of tokens in the pages of each sequence. The last page may hold fewer than `page` tokens."""
     tokens = counts * page
     if last is None or last.numel() != len(counts):
         return tokens
@@ -128,7 +131,10 @@ def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None)
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
-    """Return the number of new tokens of each sequence; if no argument gives it, split the query's tokens evenly."""
+    """Return the number of new tokens of each sequence.
+
+    If no argument gives it, the query's tokens are split evenly.
+    """
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
     if (edges := context.first(CUMULATIVE_NEW, elements=True)) is not None:
@@ -159,8 +165,9 @@ def _query_rows(context: InitContext) -> int | None:
 
 
 def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int | None, int | None]:
-    """Return the maximum tokens of one sequence and of all sequences, from the shapes and the maximum-length
-    argument.
+    """Return the maximum number of tokens of one sequence and of all sequences.
+
+    They come from the shapes and the maximum-length argument.
     """
     table, pages = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     said = [v for name in names.LONGEST if isinstance(v := context.args.get(name), int) and v > 0]
@@ -173,7 +180,10 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
 
 
 def _keys_in_shapes(context: InitContext) -> int | None:
-    """Return how many tokens the keys, or the buffer they are gathered into, can hold; None without keys."""
+    """Return how many tokens the keys, or the buffer into which they are gathered, can hold.
+
+    Returns None without keys.
+    """
     for name in ("k", "key", "dst"):
         value: Any = context.args.get(name)
         tensor = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -183,7 +193,10 @@ def _keys_in_shapes(context: InitContext) -> int | None:
 
 
 def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount | None, str | None]:
-    """Return the number of distinct pages of the context, and a warning if pages are invalid or all the same."""
+    """Return the number of distinct pages of the context, and a warning.
+
+    The warning is None unless pages are invalid or all the same.
+    """
     table, listed = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     counts_of_pages = (seen + pool.page - 1) // pool.page
     if table is not None and table.dim() == 2:
@@ -207,8 +220,10 @@ SLOTS = ("slot_mapping", "slot_indices", "indices")
 
 
 def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the tokens that are written to a slot. A token with a negative slot is skipped. In SGLang, tokens with slot
-    0 are skipped as well if there are several.
+    """Count the tokens that are written to a slot.
+
+    A token with a negative slot is skipped. In SGLang, tokens with slot 0 are also skipped if several tokens have this
+    slot.
     """
     slots = context.first(SLOTS)
     if slots is None:

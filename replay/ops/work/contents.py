@@ -1,5 +1,8 @@
 # pyright: strict
-"""Summary of the contents of a call's arguments for cost rules; does no counting and uses no tensors."""
+"""Summary of the contents of a call's arguments, for cost rules.
+
+This module counts nothing and uses no tensors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Notes on values in the batch's annotation that the arguments cannot hold."""
     unrecorded: str = ""
-    """Quantity that determines the time but is not recorded, and the value that was assumed instead."""
+    """Quantity that determines the time but is not recorded, and the value that was assumed for it."""
     layer: Mapping[str, OptionValue] | None = None
     """Options of the initializer `moe_routing` set by the user, for layers whose weights are not arguments."""
     work: Work | None = None
@@ -35,4 +38,4 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ContentsOf = Callable[[ReplayOp], Contents | None]
-"""Function that returns the contents of a call's arguments; None if they do not affect the op's work."""
+"""Function that returns the contents of a call's arguments, or None if they do not affect the op's work."""

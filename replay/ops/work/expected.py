@@ -51,17 +51,22 @@ class ExpectedContents:
         self.registry, self._seed, self._values = registry, seed, values
         self._contents: dict[str, Contents | None] = {}
         self.problems: dict[str, str] = {}
-        """Op id → reason why the op's arguments could not be created; the op's cost then follows from the shapes."""
+        """Map of op id to the reason why the op's arguments could not be created.
+
+        The op's cost then follows from the shapes.
+        """
         self.impossible: dict[str, str] = {}
         """Op id → values in the batch's annotation that the op's arguments cannot hold."""
         self.unrecorded: dict[str, str] = {}
-        """Op id → quantities that neither the op's arguments nor the batch's annotation contain, and what was assumed
-        instead.
+        """Map of op id to quantities that neither the op's arguments nor the batch's annotation contain.
+
+        The text also says what was assumed instead.
         """
 
     def __call__(self, op: ReplayOp) -> Contents | None:
-        """Return the contents, or None if the op's time depends only on its shapes or its arguments cannot be
-        created.
+        """Return the contents of an op's arguments.
+
+        Returns None if the op's time depends only on its shapes, or if its arguments cannot be created.
         """
         name = canonical_name(op.called)
         if name not in OPS and not any(says_work(rule) for rule in self.registry.rules_for(name)):
@@ -127,7 +132,7 @@ def fill_stand_ins(
 ) -> Filled | None:
     """Fill placeholder arguments of an op with its initializer.
 
-    Recorded values replace the initialized ones afterwards, except in placeholders of one element. Returns None if an
+    Recorded values then replace the initialized values, except in placeholders of one element. Returns None if an
     argument has more than `limit` integers. Raises InitializerError and NotReplayable for arguments that do not fit any
     call.
     """
@@ -147,7 +152,10 @@ def fill_stand_ins(
 
 
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
-    """Return the call with placeholder tensors; without `whole`, each tensor is one element expanded to its shape."""
+    """Return the call with placeholder tensors.
+
+    Without `whole`, each tensor is a single element expanded to its shape.
+    """
     name = canonical_name(op.called)
     return init_context(op, {arg.name: _stand_in(arg, name, whole) for arg in op.args}, seed, name=name)
 
@@ -200,7 +208,7 @@ def _stand_in(arg: ReplayArg, op: str, whole: bool) -> Any:
 
 
 def _tensor(meta: TensorMeta, op: str, whole: bool) -> torch.Tensor:
-    """Return zeros: a full tensor if its values matter, otherwise one element expanded to the shape."""
+    """Return zeros: a full tensor if its values matter, otherwise a single element expanded to the shape."""
     dtype = tensors.DTYPES.get(meta.dtype, torch.float32)
     matters = _whole(meta) or math.prod(meta.shape) <= SMALL or (role_of(op) == "router" and len(meta.shape) >= 1)
     if whole and matters:

@@ -16,7 +16,7 @@ from opreplay.initializers.rules.masks import MASKS
 from opreplay.initializers.rules.positions import POSITIONS, table_rows
 
 MARKED = 1 << 26
-"""Maximum number of rows for which accessed rows are marked in a mask, which is faster than sorting the indices."""
+"""Maximum number of rows for which accessed rows are marked in a mask. This is faster than sorting the indices."""
 
 
 def count_rows(context: InitContext, lengths: BatchLengths | None) -> Work | None:
@@ -113,7 +113,7 @@ PERMUTES = ("permute", "permute_list")
 
 
 def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the values in rows given by lengths or offsets; without them, count the distinct entries of a permute."""
+    """Count the values in rows that lengths or offsets describe, and the distinct entries of a permute."""
     counted = [*_summed(context), *_between(context), *_permuted(context)]
     if not counted:
         return None
@@ -135,7 +135,7 @@ def _summed(context: InitContext) -> Counted:
 
 
 def _between(context: InitContext) -> Counted:
-    """Yield the number of values between offsets; with several levels of offsets, only for the innermost level."""
+    """Yield the number of values between offsets. With several levels of offsets, only the innermost level counts."""
     for name in OFFSETS:
         value = context.args.get(name)
         levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]

@@ -40,7 +40,10 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the slots (a token's expert choices) in sorted lists that blocks compute; warn of broken conventions."""
+    """Count the slots (a token's choices of an expert) that blocks of sorted lists compute.
+
+    Broken conventions of the lists give a warning.
+    """
     routes = routes_of(context)
     if routes is None:
         return None

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Read the routing, the expert of each slot (a token's k-th choice), from MoE ops' arguments; counts nothing."""
+"""Reading of the routing from MoE ops' arguments.
+
+The routing is the expert of each slot (a token's k-th choice). This module counts nothing.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def loads_of(context: InitContext) -> torch.Tensor | None:
 
 
 def group_sizes(context: InitContext) -> torch.Tensor | None:
-    """Return the sizes of the experts' groups, int64 [experts] (negative if ends decrease); None for other ops."""
+    """Return the sizes of the experts' groups, int64 [experts], or None for other ops.
+
+    A size is negative if the ends of the groups decrease.
+    """
     groups = (
         context.first(("group_list", "offs", "expert_num_tokens"), elements=True) if context.role == "groups" else None
     )
@@ -72,7 +78,7 @@ def group_sizes(context: InitContext) -> torch.Tensor | None:
 
 
 def _by_scores(context: InitContext) -> Routes | None:
-    """Return the top-k routing by scores; tokens with equal scores for all experts are not counted as routed."""
+    """Return the top-k routing by scores. Tokens with equal scores for all experts do not count as routed."""
     scores = context.first(names.SCORES, elements=True)
     if scores is None or not scores.dim():
         return None
@@ -121,9 +127,10 @@ def _distinct(ids: torch.Tensor) -> int:
 
 
 def _sorted(context: InitContext) -> Routes | None:
-    """Return the routing from a list that is sorted by expert and divided into blocks of one expert each.
+    """Return the routing from a list that is sorted by expert.
 
-    In aiter, an entry of the list packs slot and token. In vLLM, it is the number token · topk + slot.
+    The list is divided into blocks of one expert each. In aiter, an entry of the list packs slot and token. In vLLM, an
+    entry is the number token · topk + slot.
     """
     order = context.tensor("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)

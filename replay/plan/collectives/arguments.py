@@ -1,6 +1,7 @@
 # pyright: strict
-"""Reads collectives from the arguments of recorded ops. `record_param_comms` has most of the arguments; other ops have
-only the group size.
+"""Reads collectives from the arguments of recorded ops.
+
+`record_param_comms` has most facts about a collective in its arguments; other ops have only the group size.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from opreplay.traces.model import OpSignature
 
 PARAMETERS = "record_param_comms"
 _NAMING_RANKS = (9, 10)
-"""Numbers of arguments of `record_param_comms` in torch versions that record ranks: without tensors, and with tensors.
+"""Numbers of arguments that `record_param_comms` has in torch versions that record ranks: (without tensors, with
+tensors).
 
 The last three arguments are the first rank, the stride between ranks, and the number of ranks.
 """
@@ -38,8 +40,9 @@ _EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
-    """Return the number of ranks in a collective's group; None for other ops. If the arguments do not contain it,
-    return the number of ranks in the whole job.
+    """Return the number of ranks in a collective's group; None if the op is not a collective.
+
+    If the arguments do not contain the number, return the number of ranks in the whole job.
     """
     if not is_collective(signature):
         return None

@@ -1,7 +1,7 @@
 # pyright: strict
 """Finds annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by their time.
 
-NCCL annotates on the calling thread, inside the call. gloo annotates on its own threads when it runs the work; see
+NCCL annotates on the calling thread, inside the call. gloo annotates on its own threads, when it runs the work; see
 `links.marks`.
 """
 
@@ -37,8 +37,8 @@ class Notes:
 
 
 def mark(note: CollectiveNote) -> Mark:
-    """Convert an annotation that was made on another thread than its call to a `Mark`, with facts that identify the
-    call.
+    """Convert an annotation that was made on another thread than its call to a `Mark`. The mark holds facts that
+    identify the call.
     """
     elements = sum(prod(dims) for dims in note.dims) if note.dims else None
     return Mark(start_ns=note.start_ns, kind=kind_of(note.name) or "", elements=elements)

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Adds one op for each distinct collective of a trace to its plan, replacing names that one process cannot call."""
+"""Adds one op to a plan for each distinct collective of the trace. These ops replace names that one process cannot
+call.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from opreplay.traces.model import TensorMeta, Trace
 from opreplay.traces.names import file_name
 
 WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
-"""Suffix of the names of ops that wait for a functional collective; part of the names of functional collectives."""
+"""`WAIT` is the suffix of the names of ops that wait for a functional collective. `FUNCTIONAL` occurs in the names of
+all functional collectives.
+"""
 
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
@@ -69,8 +73,9 @@ def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[Requested
 
 
 def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
-    """Map the position of each functional collective in `calls` to the start (ns) of its `wait_tensor`. That is the
-    next `wait_tensor` whose tensor has as many elements as the collective's output.
+    """Map the position of each functional collective in `calls` to the start (ns) of its `wait_tensor`.
+
+    This is the next `wait_tensor` whose tensor has as many elements as the collective's output.
     """
     if not len(trace.ops):
         return {}
@@ -102,8 +107,8 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     """Return the plan with these collectives of its trace, whichever ops were selected.
 
     Ops of the plan that belong to a collective are removed, because one name without arguments covers many collectives.
-    Filters by name, share and number apply to all ops together, so the plan must have been made without share and
-    number filters.
+    Filters by name, share and number are then applied to all ops together. So the plan must have been made without
+    filters by share and number.
     """
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
     others = [_not_called_collective(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
@@ -124,8 +129,8 @@ NO_SIZES = Reason("collective", "the plan lacks its sizes: make the plan with `o
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
     """Return the plan with a description added to each op that is a collective.
 
-    An op that covers several different collectives, e.g. a name without arguments, gets no description. If the plan was
-    read from a file, it is returned unchanged.
+    An op that covers several different collectives gets no description; an example is a name without arguments. A plan
+    that was read from a file is returned unchanged.
     """
     if isinstance(trace, ReplayPlan):
         return plan
@@ -147,13 +152,13 @@ BESIDE = Reason("label, not an op", "only waits for a collective or initializes 
 
 
 def _not_called_collective(op: ReplayOp) -> ReplayOp:
-    """Return the op; if it only waits for or initializes a collective, with a reason that says so."""
+    """Return the op. If it only waits for a collective or initializes one, it gets a reason that says so."""
     moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
     return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
 
 
 def on_ranks(plan: ReplayPlan, ranks: int | None) -> ReplayPlan:
-    """Return the plan for a replay of its collectives on `ranks` ranks; None means a single process."""
+    """Return the plan for a replay of its collectives on `ranks` ranks. None means that a single process replays it."""
     return msgspec.structs.replace(plan, ops=tuple(_on_ranks(op, ranks) for op in plan.ops))
 
 
@@ -171,7 +176,9 @@ def _on_ranks(op: ReplayOp, ranks: int | None) -> ReplayOp:
 
 
 def mark_missing_sizes(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan with the reason `NO_SIZES` for collectives of a plan file that was made without sizes."""
+    """Return the plan with the reason `NO_SIZES` for collectives without sizes. They come from a plan file made without
+    sizes.
+    """
     return msgspec.structs.replace(
         plan,
         ops=tuple(
@@ -263,7 +270,9 @@ def op_of(
     recorded: Recorded,
     assumptions: tuple[Assumption, ...] = (),
 ) -> ReplayOp:
-    """Return the plan op for a collective; its reason says that a single process cannot replay it, see `on_ranks`."""
+    """Return the plan op for a collective. Its reason says that a single process cannot replay it; `on_ranks` changes
+    that.
+    """
     sizes = {"input": collective.in_elements, "output": collective.out_elements} if collective.kind != "barrier" else {}
     if collective.in_elements == collective.out_elements:
         sizes.pop("output", None)

@@ -1,8 +1,8 @@
 # pyright: strict
 """Finds the collectives that a trace records as ops, as `record_param_comms`, or as annotations.
 
-All records of one call become one `Call`. This module determines which records belong together; `records` combines
-them.
+All records of one collective call become one `Call`. This module determines which records belong together; `records`
+combines them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     asked_ns: int = -1
     """Time at which the collective was requested, in ns; -1 if unknown."""
     ended_ns: int | None = None
-    """End (ns) of the call's device work, or of the back-end's annotation on another thread; None without either."""
+    """End (ns) of the call's device work, or of the annotation that the back-end made on another thread; None if there
+    is neither.
+    """
 
 
 def collective_calls(trace: Trace) -> list[Call]:
     """Return all collectives of a trace in file order, without waits and set-up.
 
-    An op, the `record_param_comms` inside it and the back-end's annotation of it, on any thread, form one call. The
-    trace must have been read with `activity`.
+    One call consists of an op, the `record_param_comms` inside it, and the back-end's annotation of it on any thread.
+    The trace must have been read with `activity`.
     """
     rows, inside = _rows(trace)
     notes, used = Notes(trace), set[int]()
@@ -96,8 +98,8 @@ def _records_of(trace: Trace, rows: list[int]) -> Records:
 
 
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
-    """Return a draft of each call, with its records and the annotations on its thread. The indices of these annotations
-    are added to `used`.
+    """Return a draft of each call, with its records and the annotations on its thread. Adds the indices of these
+    annotations to `used`.
     """
     kernels, ends = _kernels_of(trace, set(rows))
     drafts: list[_Draft] = []
@@ -118,7 +120,7 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
     """Return (start in ns, call) for each draft that is a collective.
 
-    Drafts without annotation may get one from another thread; its index is then added to `used`.
+    A draft without an annotation may get one from another thread. The index of that annotation is then added to `used`.
     """
     unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
     free_notes = [index for index in range(len(notes.all)) if index not in used]
@@ -159,8 +161,9 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
-    """Return the rows of ops that are collectives, in file order, and the collective around each of them. The latter
-    maps each row to the row of the nearest enclosing collective (-1 without one).
+    """Return (rows of ops that are collectives, in file order; mapping from each of these rows to the row around it).
+
+    The row around it is that of the nearest enclosing collective, -1 if there is none.
     """
     marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
@@ -173,8 +176,9 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
 
 
 def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list[int]]:
-    """Return the rows of each call, outermost first. Nested rows form one call. If several `record_param_comms` in them
-    name a collective, they are split into several calls.
+    """Return the rows of each call, outermost first.
+
+    Nested rows form one call. If several `record_param_comms` in them name a collective, they form several calls.
     """
     at = {row: number for number, row in enumerate(rows)}
     parents = np.array([at.get(inside[row], -1) for row in rows], np.int64)
@@ -206,7 +210,9 @@ def _is_parameters(trace: Trace, row: int) -> bool:
 
 
 def _record_of(trace: Trace, row: int) -> Record | None:
-    """Return the record of a collective in one row: the op's own metadata, or its arguments in an ExecutionTrace."""
+    """Return the record of a collective in one row. It comes from the op's own metadata, or, in an ExecutionTrace, from
+    its arguments.
+    """
     activity = trace.activity
     if activity is not None and activity.op_collective[row] >= 0:
         return activity.collectives[int(activity.op_collective[row])]
@@ -233,7 +239,9 @@ def _of_note(note: CollectiveNote, trace: Trace) -> Call:
 
 
 def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
-    """Add the collectives that a Chakra file describes by type and size, unless their tensors already describe them."""
+    """Add the collectives that a Chakra file describes by type and size. Collectives that their tensors already
+    describe are not added.
+    """
     if not trace.collectives:
         return calls
     known = {row for call in calls if call.collective is not None for row in call.rows}
@@ -245,7 +253,7 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
-    """Return the call with the group, sender and receiver from the file's list, which tensors do not record."""
+    """Return the call with the group, sender and receiver from the file's list. Tensors do not record these facts."""
     known, collective = next(filter(None, map(listed.get, call.rows)), None), call.collective
     if known is None or collective is None or known.record.name != collective.kind:
         return call
@@ -289,8 +297,8 @@ def calls_of_comms(comms: CommsTrace) -> list[Call]:
 
 
 def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
-    """Add the sizes of device tasks to the calls of an NPU trace, matched in order, if there are as many tasks as
-    calls.
+    """Add the sizes of device tasks to the calls of an NPU trace. Tasks and calls are matched in order, and only if
+    there are as many tasks as calls.
     """
     activity = trace.activity
     if activity is None or not len(activity.spans):
@@ -326,7 +334,7 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def same_work(collective: Collective) -> Collective:
-    """Return the collective without the fields that do not affect its cost: the group's identity and the recording
-    rank.
+    """Return the collective without the fields that do not affect its cost: the identity of the group, and the rank
+    that recorded it.
     """
     return msgspec.structs.replace(collective, group="", rank=None)

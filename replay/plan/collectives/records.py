@@ -62,8 +62,8 @@ def of_record(record: Record, world_size: int | None) -> Collective | None:
 def collective_of(records: Records, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """Return (collective, missing facts, assumptions).
 
-    If a fact is missing, the collective is None. If the records are not of a collective, the collective is None and the
-    missing facts are "".
+    The collective is None in two cases: a fact is missing, or the records are not of a collective. In the second case,
+    the missing facts are "".
     """
     record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
@@ -109,7 +109,9 @@ def _lacking_operation(records: Records) -> str:
 
 
 def _known_to_back_ends(sizes: Moved) -> Moved:
-    """Return the same bytes in a dtype that back-ends support: none supports 16-byte elements."""
+    """Return sizes with the same number of bytes in a dtype that back-ends support. No back-end supports 16-byte
+    elements.
+    """
     in_elements, out_elements, dtype, parts = sizes
     if ITEMSIZE_BYTES.get(dtype) != 16:
         return sizes
@@ -140,7 +142,9 @@ def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_r
 
 
 def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]:
-    """Return the fields for sender and receiver, or for the root; for other operations, the recording rank."""
+    """Return the fields for the ranks in a collective: sender and receiver, or the root. For other operations, return
+    the recording rank.
+    """
     if kind in ROOTED:
         return {"root": _root(records, record)}
     if kind not in POINT_TO_POINT:
@@ -202,8 +206,9 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
 
 
 def _completed(kind: Kind, sizes: Sizes, n: int) -> Moved:
-    """Return the sizes with the numbers of input and output elements complete. A missing number is derived from the
-    other one, the operation, and the number of ranks `n`.
+    """Return the sizes with both numbers of elements, of input and output.
+
+    If a number is missing, it is derived from the other number, the operation, and the number of ranks `n`.
     """
     inside, outside, dtype, parts = sizes
     gathers, scatters = kind in GATHERING, kind in SCATTERING
@@ -228,7 +233,7 @@ def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | Non
 
 
 def _ranks_by_sizes(sizes: Sizes) -> int | None:
-    """Return the ratio of the larger to the smaller size, if it is a valid number of ranks; otherwise None."""
+    """Return the ratio of the larger to the smaller size if it is a possible number of ranks; otherwise None."""
     if not sizes[0] or not sizes[1]:
         return None
     small, large = sorted((sizes[0], sizes[1]))
@@ -236,7 +241,9 @@ def _ranks_by_sizes(sizes: Sizes) -> int | None:
 
 
 def _recorded_splits(kind: Kind, records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the recorded input and output splits of an all-to-all, in rows or elements; otherwise empty ones."""
+    """Return the recorded (input splits, output splits) of an all-to-all, in rows or elements. Both are () if not
+    recorded, and for other operations.
+    """
     if kind != "all_to_all":
         return (), ()
     if any(recorded := (record.in_split or (), record.out_split or ())):
@@ -255,7 +262,7 @@ def _lists_of(signature: OpSignature) -> list[tuple[int, ...]]:
 
 
 def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, ...]) -> Sizes:
-    """Derive a missing size of an all-to-all from both splits: rows have the same length on both sides."""
+    """Derive a missing size of an all-to-all from both splits. Rows have the same length in inputs and outputs."""
     inside, outside, dtype, parts = sizes
     rows = sum(in_splits), sum(out_splits)
     if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:

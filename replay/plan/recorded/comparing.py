@@ -1,5 +1,7 @@
 # pyright: strict
-"""Opens the inputs of `compare` (result files, traces, plans; recognized by content), and selects times to compare."""
+"""Opens the inputs of `compare` and selects the times to compare. The inputs are result files, traces or plans,
+recognized by content.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
 def open_operand(text: str, *, progress: Progress, process: str | None = None, activity: bool = False) -> Operand:
     """Open a result file, trace or plan.
 
-    `activity` also reads the times of all work in a trace; `process` selects one process of a merged trace, by default
-    the busiest. Raises TraceError for unreadable input.
+    `activity` also reads the times of all work in a trace. `process` selects one process of a merged trace; by default
+    it is the busiest one. Raises TraceError for unreadable input.
     """
     if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
@@ -100,8 +102,9 @@ def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
-    """Return the level of argument metadata from which to compute the ids of both traces. It is the lower of the two
-    traces' levels, because only that one is available in both. None if the levels are equal.
+    """Return the level of argument metadata from which to compute the ids of both traces.
+
+    It is the lower of the two traces' levels, because both traces have it. None if the levels are equal.
     """
     levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
     return next(level for level in LEVELS if level in levels) if len(levels) == 2 else None
@@ -160,8 +163,9 @@ def _timed(times: Times) -> Times:
 def _simulated(
     operand: Trace | ReplayPlan, which: str, select: str, level: MetadataLevel | None, simulate: Simulate | None
 ) -> Times:
-    """Predict a trace or plan on the device `which`. Raises UsageError for measured times, which a trace or plan does
-    not have.
+    """Return the predicted times of a trace or plan on the device `which`.
+
+    Raises UsageError if `which` stands for measured times, because a trace or plan has none.
     """
     source = file_name(operand.info.path) if isinstance(operand, Trace) else operand.source
     if which in WHATS or simulate is None:

@@ -47,8 +47,8 @@ def is_arithmetic(name: str) -> bool:
 def signature_id(signature: OpSignature) -> str:
     """Return a stable hash of a recorded signature, as 12 hex digits.
 
-    Floating-point numbers that are only factors or addends are excluded: Adam's bias correction, for example, changes
-    them in each step, but the work stays the same. Different spellings of a type by compilers give the same hash.
+    Floating-point numbers that are only factors or addends are left out. Adam's bias correction, for example, changes
+    them in each step, but the work stays the same. If compilers spell a type differently, the hash is the same.
     """
     concrete = signature.concrete
     if concrete is not None and is_arithmetic(signature.name):
@@ -79,7 +79,9 @@ def grouped_rows(trace: Trace, rows: Rows) -> list[Rows]:
 def heaviest_rows(
     trace: Trace, rows: Rows, select: str, filters: OpFilter, total_us: float, *, on_device: bool
 ) -> Rows:
-    """Return the `rows` whose ops pass the filters by name, `top` and `min_share`, using only each op's total time."""
+    """Return the `rows` whose ops pass the filters by name, `top` and `min_share`. Only the total time of each op is
+    used.
+    """
     same = _first_of_same_op(trace, rows)
     signature = same[trace.ops.signature[rows]]
     present, first = np.unique(signature, return_index=True)
@@ -115,9 +117,10 @@ def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
-    """Return, for each kernel, the selected row to which its time is attributed, or -1.
+    """Return, for each kernel, the selected row to which its time is attributed; -1 if there is none.
 
-    This row is the kernel's owner, i.e. the op that launched it; for "top", it is the outermost op around the owner.
+    This row is that of the kernel's owner, i.e. the op that launched it. For "top", it is the outermost op around the
+    owner.
     """
     owner = trace.kernels.owner.astype(np.int64)
     chosen = np.zeros(len(trace.ops) + 1, dtype=bool)
@@ -155,7 +158,9 @@ def kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedK
 
 
 def _kernel_types(trace: Trace) -> dict[int, str]:
-    """Map the index of a kernel name to the CANN type of its kernels; empty without a joined kernel table."""
+    """Map the index of a kernel name to the CANN type of its kernels. The mapping is empty if no kernel table was
+    joined.
+    """
     if trace.details is None:
         return {}
     described = np.flatnonzero(trace.details.kind >= 0)

@@ -100,7 +100,9 @@ def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Row
 
 
 def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
-    """Return the plan without its ops: totals (host time is that of these rows) and facts about the trace."""
+    """Return the plan without its ops. It has the totals, with the host time of the given rows, and facts about the
+    trace.
+    """
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
@@ -175,7 +177,7 @@ COUNTER = (Assumption(argument="device", what="optimizer step counter, kept on t
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
-    """Return a note if calls of one op had different batches: all are replayed with the batch that took the
+    """Return a note if calls of one op had different batches. All its calls are replayed with the batch that took the
     most time.
     """
     if batch is None or not batch.others:

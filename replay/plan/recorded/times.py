@@ -1,6 +1,7 @@
 # pyright: strict
-"""Recorded times of a trace or plan by op, for comparisons. Ids do not depend on resolving ops, so torch is
-not needed.
+"""Recorded times of a trace or plan by op, for comparisons.
+
+The ids of ops are computed without resolving the ops, so torch is not needed.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def times_of_trace(
     """Return the times of a trace's ops; calls with the same id are combined.
 
     Times are device times if any op has device time, or if the device times are wrong; otherwise they are host times.
-    `level` is given if the other trace has only that level of metadata; ids are then computed from it alone. `steps`
-    are the steps to compare with those of another trace, and `paired` says how the steps correspond.
+    `level` is given if the other trace has only metadata of that lower level; ids are then computed from this level
+    alone. `steps` are the steps to compare with those of another trace, and `paired` says how the steps correspond.
     """
     rows = selected_rows(trace, select)
     device_ns, doubts = device_ns_of(trace, rows, select), doubts_of(trace)

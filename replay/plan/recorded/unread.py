@@ -1,6 +1,8 @@
 # pyright: strict
-"""Finds ops with a wrong guess by looking for later calls that read their results. If the sizes of an op's results do
-not occur in any later call of the trace, a guessed argument that determines these sizes must be wrong.
+"""Finds ops with a wrong guess by looking for later calls that read their results.
+
+If the sizes of an op's results occur in no later call of the trace, the guessed argument that determines these sizes
+must be wrong.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ SHOWN = 2
 
 
 def mark_unread(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """Return the plan with an assumption on each op that has a guessed size if no later call reads its result sizes.
+    """Return the plan with an assumption on each op that has a guessed size and whose result sizes no later call reads.
 
-    Ops must have the results that `with_outputs` adds. The last call of a trace is skipped, because no call can read
-    its results.
+    Ops must have the results that `with_outputs` adds. The last call of a trace is skipped, because no later call can
+    read its results.
     """
     suspects = [op for op in plan.ops if op.outputs and _is_guessed(op)]
     if not suspects:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Computes where a trace spends its time: device use, classes of work, and labels.
 
-Results and the head of a report show it. `traces.times` defines the classes.
+The results file and the head of a report show it. `traces.times` defines the classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """Number of calls with device time; of all calls if times are host times."""
     time_us: float
-    """Device time of the label's kernels; for host times, the label's time outside nested ops."""
+    """Device time of the label's kernels. If times are host times, the label's time outside nested ops."""
     share: float
     """Share of the total recorded time."""
     classes: dict[str, float]
@@ -58,11 +58,15 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     busy_share: float | None = None
     """Share of the span in which the device was busy."""
     coarse_unit_us: float | None = None
-    """Unit of all device durations in microseconds, if it is too coarse for single kernels; otherwise None."""
+    """Unit of all device durations, in microseconds. Set only if the unit is too coarse for single kernels; otherwise
+    None.
+    """
     classes: dict[str, float]
     """Class of work → its share of the total, largest first."""
     launched_before_us: float = 0.0
-    """Device time of work launched before the recording began, so that its op is not recorded."""
+    """Device time of work that was launched before the recording began. The op that launched it is therefore not
+    recorded.
+    """
     unowned: dict[str, float] = {}
     """Class of work → share of the total in its kernels without an op, largest first."""
     beside_us: float = 0.0
@@ -82,8 +86,9 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
-    """Return where a trace spends its time. None for a file without times. Also None for a plan, because it contains
-    only part of the trace.
+    """Return where a trace spends its time.
+
+    None for a file without times. Also None for a plan, because a plan contains only part of the trace.
     """
     if not isinstance(read, Trace):
         return None
@@ -126,7 +131,9 @@ def _on_device(trace: Trace) -> Where:
 
 
 def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str, float]:
-    """Return the share of time in kernels without an op, by class; `classes` has one entry per kernel."""
+    """Return, for each class of kernels, the fraction of the total time that kernels without an op take. `classes` has
+    one entry per kernel.
+    """
     alone = np.flatnonzero(trace.kernels.owner < 0)
     times: list[float] = (trace.kernels.dur_ns[alone] / 1e3).tolist()
     by_class = summed((classes[row], us) for row, us in zip(map(int, alone), times, strict=True))
@@ -145,8 +152,8 @@ def _is_label(signature: OpSignature) -> bool:
 
 
 def _on_host(trace: Trace) -> Where:
-    """Return where host time is spent. For a label, only the time outside ops counts, which the profiler does not
-    divide further.
+    """Return where host time is spent. For a label, only the time outside ops counts; the profiler does not divide that
+    time further.
     """
     self_us = self_time_us(trace)
     parents = innermost_parent(trace.ops)

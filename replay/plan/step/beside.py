@@ -1,9 +1,9 @@
 # pyright: strict
 """Places the collectives of a recorded step among its calls.
 
-The place says before which call each collective was requested, and before which it was waited for. The wait is recorded
-if the collective blocks or has its own wait (`wait_tensor`). Otherwise it is inferred: the first call that began after
-the recorded end of the collective may have waited for it, whereas earlier calls did not.
+The place says before which call each collective was requested, and before which call it was waited for. The wait is
+recorded if the collective blocks or has its own wait (`wait_tensor`). Otherwise it is inferred: only a call that began
+after the recorded end of the collective can have waited for it, so the first such call is taken.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
     us: float
     """Duration in microseconds, including the wait for other ranks."""
     op_us: float
-    """Part of `us` that is also in the step's times. It is the device time of the op that requested the collective, or
-    its host time if there is no device.
+    """Part of `us` that is also in the step's times.
+
+    It is the device time of the op that requested the collective, or that op's host time if there is no device.
     """
 
 
@@ -51,8 +52,8 @@ def place_collectives(
 ) -> tuple[CollectiveCall, ...]:
     """Return the collectives requested in a step, with their places among its calls.
 
-    `starts_ns` [calls] has the start of each call, in order; `begins_ns` [calls] has the start of its first device
-    work.
+    `starts_ns` [calls] has the start of each call, in order. `begins_ns` [calls] has the start of each call's first
+    device work.
     """
     starts: list[int] = starts_ns.tolist()
     out: list[CollectiveCall] = []
@@ -77,7 +78,9 @@ def place_collectives(
 
 
 def without_calls(sequence: RecordedSequence, known: Collection[str]) -> RecordedSequence:
-    """Return the sequence with only calls and collectives of `known` ops; positions are adjusted."""
+    """Return the sequence with only the calls and collectives of `known` ops. Positions are adjusted to this shorter
+    sequence.
+    """
     remaining = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
     ids = tuple(id_ for id_ in sequence.ids if id_ in known)
     number = {id_: i for i, id_ in enumerate(ids)}
@@ -100,8 +103,8 @@ def without_calls(sequence: RecordedSequence, known: Collection[str]) -> Recorde
 
 
 def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
-    """Return the sequence with the calls of `collectives` converted to collectives that overlap the other calls, as in
-    a captured step.
+    """Return the sequence with the calls of `collectives` converted to collectives that overlap the other calls. This
+    is how a captured step represents them.
 
     The wait is placed before the next call that reads the result. If memory is not recorded, the collective is waited
     for immediately.

@@ -25,7 +25,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Result without its own memory → the result that owns the memory, or the number of an outside tensor."""
 
     def memory_of(self, source: Source) -> Value | int | None:
-        """Return the result, or the number of the outside tensor, whose memory holds an argument; None if unknown."""
+        """Return what owns the memory of an argument: a result, or an outside tensor (its number); None if unknown."""
         if source.value is not None:
             return self.within.get(source.value, source.value)
         return source.number if source.kind == "outside" else None

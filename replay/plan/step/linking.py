@@ -3,12 +3,13 @@
 
 `lifetimes` determines how long tensors live and which memory they use. Needs no torch.
 
-If an ExecutionTrace records the memory of each tensor, tensors in the same memory are one tensor. Other traces record
-sizes but not identities. There, an argument whose dtype, shape and strides equal those of an earlier result is assumed
-to be that result: the latest one, unless `roles` gives a better candidate. If no result matches, the argument is
-assumed to be a view of a contiguous result with as many elements; the sequence does not contain the call that made this
-view. All other arguments come from outside: parameters and inputs of the model. They are separate for each call of an
-op, because each layer has its own weights.
+If an ExecutionTrace records the memory of each tensor, tensors in the same memory are one tensor.
+
+Other traces record sizes but not identities. There, an argument is assumed to be an earlier result of equal dtype,
+shape and strides. If several results are equal, the latest one is taken, unless `roles` gives a better candidate. If no
+result is equal, the argument is assumed to be a view of a contiguous result with as many elements. The sequence does
+not contain the call that made this view. All other arguments come from outside: parameters and inputs of the model.
+They are separate for each call of an op, because each layer has its own weights.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
-"""Names of arguments that are model parameters. Such an argument comes from outside even if an earlier result has the
-same size. The only exception is a result that an op of `CASTS` has just created from a parameter.
+"""Names of arguments that are model parameters.
+
+Such an argument comes from outside even if an earlier result has the same size. The only exception is a result that an
+op of `CASTS` has just created from a parameter: the argument may be that result.
 """
 CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "aten::detach", "aten::contiguous"})
 """Ops that a model applies to a parameter before using it."""
 NO_VIEWS = PARAMETERS | {"mat2"}
-"""Names of arguments that are never views of a result: a parameter may happen to have as many elements as a result."""
+"""Names of arguments that are never views of a result. A parameter may happen to have as many elements as a result."""
 PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
 """Matrix products of two activations."""
 VIEWS = names_in(
@@ -122,10 +125,11 @@ def link(
     """Return the source of every tensor argument of `calls`, which are indices into `ops`.
 
     `memories` holds the memory numbers of each call's arguments and results, if a trace records them; tensors in the
-    same memory are one tensor. `fixed_integers` holds ids of ops whose integer tensors must come from their initializer
-    because they are indices. `own` holds ids of ops that use no results of other ops. `unknown` holds (id, output) of
-    results that differ from the plan. With `gaps`, an argument with non-contiguous elements is assumed to be part of a
-    result as large as the span of these elements. This determines its memory, but not its position there.
+    same memory are then one tensor. `fixed_integers` holds ids of ops whose integer tensors are indices, which must
+    come from the op's initializer. `own` holds ids of ops that use no results of other ops. `unknown` holds (id,
+    output) of results that differ from the plan. With `gaps`, an argument with non-contiguous elements is assumed to be
+    part of a result that is as large as the span of these elements. This determines the argument's memory, but not its
+    position there.
     """
     linker = _Linker(ops, set(fixed_integers), set(own), set(unknown), exact=exact, gaps=gaps)
     sources: list[tuple[Source, ...]] = []
@@ -150,7 +154,7 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
-    """Return the memory number of each tensor. If there are more or fewer memories than tensors, all numbers are
+    """Return the memory number of each tensor. If the number of memories differs from the number of tensors, all are
     `UNKNOWN`.
     """
     there = [place for place, meta in enumerate(metas) if meta is not None]
@@ -162,8 +166,9 @@ def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> lis
 
 
 def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
-    """Return (argument name, whether the op writes to it, metadata) of all tensor arguments, in order. Lists are
-    flattened; the metadata of an absent tensor is None.
+    """Return (argument name, whether the op writes to it, metadata) of all tensor arguments, in order.
+
+    Lists are flattened. The metadata of an absent tensor is None.
     """
     return [(arg.name, arg.mutated, meta) for arg in op.args for meta in arg.tensors]
 
@@ -180,8 +185,9 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
     meta: TensorMeta | None
     key: int
     size: int
-    """Number that a tensor shares with its views, which have the same `Size`; -1 for a tensor without a `Size`. In
-    contrast, the number in `key` is shared only by tensors that are equal in shape, dtype and strides.
+    """Number that a tensor shares with its views, which have the same `Size`; -1 for a tensor without a `Size`.
+
+    The number in `key`, in contrast, is shared only by tensors that are equal in shape, dtype and strides.
     """
     linkable: bool
     viewable: bool
@@ -192,14 +198,18 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
-    """Cache that maps metadata to its key number and its size number (-1 without a size); most tensors repeat."""
+    """Cache that maps metadata to (its key number, its size number); the size number is -1 without a size. It helps
+    because most tensors repeat.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[Key | Size, int] = {}
 
     def reach(self, meta: TensorMeta) -> int:
-        """Return the size number of a contiguous tensor that spans this tensor and its gaps; -1 if unknown."""
+        """Return the size number of a contiguous tensor that is as large as this tensor with its gaps; -1 if
+        unknown.
+        """
         if meta.strides is None or 0 in meta.strides or not meta.shape:
             return -1
         reach = max(size * step for size, step in zip(meta.shape, meta.strides, strict=True))
@@ -260,8 +270,10 @@ class _Form:
         ]
 
     def is_state_of(self, following: _Form) -> bool:
-        """Check whether a tensor that this op scales in place is a parameter or optimizer state. It is if the op of the
-        next call is in `DECAYED` and has an equal first tensor.
+        """Check whether a tensor that this op scales in place is a parameter or optimizer state.
+
+        This is the case if the next call (`following`) runs an op in `DECAYED` whose first tensor is equal to the
+        scaled one.
         """
         if following.name not in DECAYED or not self.tensors or not following.tensors:
             return False
@@ -269,7 +281,7 @@ class _Form:
 
 
 def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, alone: bool, gaps: bool) -> _Tensor:
-    """Return the properties of an argument; with `alone`, it is never linked to a result of another call."""
+    """Return the properties of an argument. With `alone`, the argument is never linked to a result of another call."""
     if meta is None:
         return _Tensor(name, None, -1, -1, False, False)
     key, size = looks[meta]
@@ -337,9 +349,10 @@ class _Linker:
         return form
 
     def _inferred(self, form: _Form, argument: int, before: Sequence[Source], *, gradient: bool) -> Source | None:
-        """Return the result that an argument probably is, judged by metadata and role; None if no result fits.
+        """Return the result that an argument probably is, judged by its metadata and role; None if no result fits.
 
-        `before` holds the sources of the preceding arguments. `gradient` says whether one of them is a gradient.
+        `before` holds the sources of the preceding arguments of the call. `gradient` says whether one of them is a
+        gradient.
         """
         tensor = form.tensors[argument]
         if tensor.made_by is not None:
@@ -386,7 +399,9 @@ class _Known:
             self._dense[memory, tensor.size] = source
 
     def find(self, memory: int, tensor: _Tensor) -> Source | None:
-        """Return the source of the tensor in this memory, unchanged or as a view with equal element count."""
+        """Return the source of the tensor in this memory. The tensor is the known one itself or a view of it with as
+        many elements.
+        """
         if memory < 0 or tensor.meta is None:
             return None
         if (exact := self._exact.get((memory, tensor.key))) is not None:
@@ -410,7 +425,9 @@ class _Taken:
         self._below.clear()
 
     def latest(self, look: tuple[bool, int], values: Sequence[Value]) -> Value | None:
-        """Return the last of `values` that the call does not use yet, if any; lists grow only between calls."""
+        """Return the last of `values` that the call does not use yet; None if there is none. A search continues where
+        the previous one stopped, because lists grow only between calls.
+        """
         below = self._below.get(look, len(values))
         while below and values[below - 1] in self.values:
             below -= 1
@@ -430,8 +447,8 @@ class _Alive:
         self.gradients: set[Value] = set()
         """Results that are gradients or were computed from gradients by ops without parameters."""
         self.outer: set[Value] = set()
-        """Views and casts of outside tensors. It is not assumed that an argument is a view of one of these, made by a
-        call that is missing. For example, of two transposed weights, neither is a view of the other.
+        """Views and casts of outside tensors. No argument is assumed to be a view of one of these that a missing call
+        made. For example, of two transposed weights, neither is a view of the other.
         """
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
@@ -454,8 +471,9 @@ class _Alive:
         return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
-        """Return the latest result that the argument may be; None if there is none. With `plain`, only results that are
-        not gradients are considered. A call uses each result only once.
+        """Return the latest result that the argument may be; None if there is none.
+
+        With `plain`, results that are gradients are left out. A call uses each result only once.
         """
         if not tensor.linkable or tensor.meta is None:
             return None
@@ -478,8 +496,8 @@ def key_of(meta: TensorMeta) -> Key:
 
 
 def _size(meta: TensorMeta) -> Size | None:
-    """Return (dtype, number of elements) of a tensor whose elements fill its memory without gaps or repetitions. The
-    order of its dimensions does not matter. None for other tensors.
+    """Return (dtype, number of elements) of a tensor whose elements fill its memory without gaps or repetitions, in any
+    order of dimensions. None for other tensors.
     """
     if meta.strides is not None:
         expected = 1

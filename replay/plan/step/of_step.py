@@ -22,9 +22,10 @@ def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
 
 
 def step_plan(plan: ReplayPlan) -> ReplayPlan:
-    """Return the plan restricted to its step: only the ops that it calls, with counts, times and totals of the step.
+    """Return the plan restricted to its step: only the ops that the step calls, with the step's counts, times and
+    totals.
 
-    An op keeps its kernels only if all its calls are in the step; otherwise it is unknown which of the kernels belong
+    An op keeps its kernels only if all its calls are in the step. Otherwise it is unknown which of its kernels belong
     to the step. Raises UsageError for a plan without the order of its ops.
     """
     sequence = plan.sequence

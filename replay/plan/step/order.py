@@ -37,8 +37,8 @@ def recorded_sequence(
 ) -> RecordedSequence:
     """Return the selected calls of one recorded step in order of start, with the trace's `collectives`.
 
-    `rows`: the selected rows. `owner` [kernels]: selected row to which a kernel's time is attributed, or -1. `ids`: op
-    id of each signature. `planned_ids`: ops in the plan.
+    `rows` are the selected rows. `owner` [kernels] is the selected row to which a kernel's time is attributed, or -1.
+    `ids` has the op id of each signature, `planned_ids` the ids of ops in the plan.
 
     The step is the one of median duration among torch.profiler's steps. If there are none, or if a phase is requested,
     it is chosen among the server's iterations. If the trace marks neither, the whole trace is the step.
@@ -79,7 +79,7 @@ def recorded_sequence(
 
 
 def _begins(trace: Trace, owner: Rows) -> Rows:
-    """Return, for each row of `trace.ops`, the start of its first device work in ns, or `NEVER`."""
+    """Return, for each row of `trace.ops`, the start of its first device work in ns; `NEVER` if it has none."""
     begins = np.full(len(trace.ops), NEVER, dtype=np.int64)
     owned = owner >= 0
     np.minimum.at(begins, owner[owned], trace.kernels.start_ns[owned])
@@ -94,7 +94,7 @@ def _steps(trace: Trace) -> list[Window]:
 
 
 def _iterations(trace: Trace) -> list[Window]:
-    """Return the iterations of an inference server, named by number because batches may be equal."""
+    """Return the iterations of an inference server. They are named by number, because their batches may be equal."""
     iterations = BatchIndex(trace).iterations
     return [
         (f"iteration {i + 1} of {len(iterations)}", iteration.start_ns, iteration.end_ns, -1)
@@ -118,8 +118,8 @@ def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.N
 
 
 def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows that belong to the process of a track. Rows of other processes are excluded because
-    these run other steps. For track -1, no row is excluded.
+    """Return a mask of the rows that belong to the process of a track. Other processes run other steps. For track -1,
+    all rows belong.
     """
     if not 0 <= track < len(trace.tracks):
         return np.ones(len(rows), dtype=bool)
@@ -129,7 +129,9 @@ def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
 
 
 def _median(windows: list[Window]) -> Window:
-    """Return the window of median duration: of two middle ones the shorter, of two equally long ones the earlier."""
+    """Return the window of median duration. If two are in the middle, it is the shorter one; if they are equally long,
+    the earlier one.
+    """
     return sorted(windows, key=lambda window: (window[2] - window[1], window[1]))[(len(windows) - 1) // 2]
 
 
@@ -142,9 +144,9 @@ def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
 
 
 def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
-    """Return the selected calls that are not nested in another one, and the device time (ns) of each row.
+    """Return (the selected calls that are not nested in another one, the device time in ns of each row).
 
-    The device time of a call includes that of the calls nested in it, because replaying it also runs these.
+    The device time of a call includes that of the calls nested in it, because replaying the call also runs them.
     """
     chosen = np.zeros(len(trace.ops), dtype=bool)
     chosen[order] = True

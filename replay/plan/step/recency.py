@@ -1,9 +1,9 @@
 # pyright: strict
-"""Computes reuse distances: bytes of other memory that were accessed since a call's tensors were last accessed.
+"""Computes reuse distances: the bytes of other memory that were accessed since a call's tensors were last accessed.
 
-An exact LRU cache of any size hits if the distance is smaller than the cache. A step is assumed to repeat, so a
-parameter was last accessed one step ago. A result gets the memory of the latest result of its size that is no longer
-needed, as from an allocator that keeps freed memory. `linking` determines which tensors are the same.
+An exact LRU cache hits if the distance is smaller than the cache. A step is assumed to repeat, so a parameter was last
+accessed one step ago. A result gets memory as from an allocator that keeps freed memory: that of the latest result of
+the same size that is no longer needed. `linking` determines which tensors are the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     results: tuple[tuple[int, int], ...] = ()
     """(size, reuse distance of its memory) in bytes, for each result with its own memory."""
     code: int = 1 << 62
-    """Bytes of memory accessed since an op of this name last ran: the reuse distance of its code."""
+    """Bytes of memory accessed since an op of this name last ran. This is the reuse distance of the op's code."""
 
 
 class Recent:
-    """Counts the bytes of distinct memory that were accessed since each block of memory was last accessed. It uses a
-    tree of sums over access times.
+    """Counts the bytes of distinct memory that were accessed since each block of memory was last accessed. The counts
+    come from a tree of sums over access times.
     """
 
     def __init__(self, touches: int) -> None:
@@ -51,7 +51,9 @@ class Recent:
         self._last[memory] = self._now, size
 
     def distance(self, memory: Hashable) -> int | None:
-        """Return the bytes of other memory accessed since the last access to this memory; None if there was none."""
+        """Return the bytes of other memory accessed since the last access to this memory; None if it was never
+        accessed.
+        """
         before = self._last.get(memory)
         return None if before is None else self.total - self._before(before[0])
 
@@ -116,7 +118,7 @@ class _Walk:
         return by_op
 
     def _call(self, at: int, index: int) -> _Distances:
-        """Return the reuse distances of a call, and record its memory accesses unless it is a view."""
+        """Return the reuse distances of a call. Its memory accesses are recorded, unless the call is a view."""
         name = self._ops[index].name
         inputs = [
             (self._memory(source), size)
@@ -160,7 +162,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     by_op, total = walk.step(), walk.recent.total
 
     def typical(distances: Iterable[int | None]) -> int:
-        """Return the median distance. Memory that was never accessed counts with the total number of bytes."""
+        """Return the median distance. Memory that was never accessed before counts with the total number of bytes."""
         in_order = sorted(total if distance is None else distance for distance in distances)
         return int(in_order[len(in_order) // 2])
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Determines the role of an argument from the op that reads it: saved output, optimizer state, or not a gradient.
+"""Determines the role of an argument from the op that reads it: saved output, optimizer state, or no gradient.
 
-The result that fits the role is preferred to the latest result of the same shape. This module has only tables and
+A result that fits the role is preferred to the latest result of the same shape. This module has only tables and
 look-ups; `linking` uses them.
 """
 
@@ -26,7 +26,9 @@ sequence.
 SQUARED = "aten::addcmul_"
 """The last two tensors of this op are the same gradient if their metadata are equal and `self` is optimizer state."""
 SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
-"""A tensor scaled in place by `SCALED` directly before an op in `DECAYED` is a parameter or optimizer state."""
+"""A tensor that `SCALED` scales in place is a parameter or optimizer state if the next op is in `DECAYED` and has it as
+its first tensor.
+"""
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
 """Ops that, in a training step, have a gradient in at most one argument."""
 
@@ -37,11 +39,11 @@ def is_backward(op: str) -> bool:
 
 
 def is_saved(op: str, argument: str) -> bool:
-    """Check whether an argument was saved by the forward pass, so that it is not a gradient.
+    """Check whether an argument was saved by the forward pass. It is then not a gradient.
 
     In backward ops, these are all arguments whose names do not start with "grad". Callers also treat the second factor
-    of a product with a gradient (`FACTORS`) as saved, because a weight's gradient is the product of a gradient and a
-    saved tensor. If that factor were linked to a later gradient of the same shape, each op would square the gradients.
+    of a product with a gradient (`FACTORS`) as saved: a weight's gradient is the product of a gradient and a saved
+    tensor. If that factor were linked to a later gradient of the same shape, the op would square the gradients.
     """
     return is_backward(op) and not argument.startswith("grad")
 

@@ -38,7 +38,7 @@ COLOURS = ("#4269d0", "#c26b05", "#1f8a70", "#9a4fb5", "#b03a48")
 KINDS = {"kernel": 0, "collective": 1, "memcpy": 2, "memset": 2, "host": 3}
 """Kind of task → index of its colour."""
 MOST_TASKS = 30_000
-"""Maximum number of tasks in a timeline; only the longest tasks are kept.
+"""Maximum number of tasks in a timeline. Only the longest tasks are kept.
 
 Shorter tasks would be narrower than a pixel, and with all tasks the page would be too large to send.
 """
@@ -124,7 +124,7 @@ def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
 def _zoom_tools(dimensions: str) -> list[Any]:
     """Return tools for zooming and panning.
 
-    Dragging pans and Ctrl + wheel zooms, so that the wheel alone scrolls the page; the other tools are buttons.
+    Dragging pans. Ctrl + wheel zooms, because the wheel alone scrolls the page. The other tools are buttons.
     """
     models = _models()
     return [
@@ -138,7 +138,9 @@ def _zoom_tools(dimensions: str) -> list[Any]:
 
 
 class _Texts(dict[str, int]):
-    """The distinct texts of a figure, mapped to their indices; stored once because most are used by many marks."""
+    """The distinct texts of a figure, mapped to their indices. Each is stored once, because many marks use most of
+    them.
+    """
 
     def column(self, texts: Iterable[str]) -> Any:
         return np.array([self.setdefault(safe(text), len(self)) for text in texts], np.int32)
@@ -210,7 +212,7 @@ def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) ->
 
 
 def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts, edge: float) -> Any:
-    """Draw one mark per op; ops that only move data are at the left edge, where memory bandwidth is the limit."""
+    """Draw one mark per op. Ops that only move data are at the left edge, where memory bandwidth is the limit."""
     points = sorted(device.points, key=lambda point: -point.share)
     source = _source(
         "ops",
@@ -327,7 +329,7 @@ def _unit(most_us: float) -> tuple[float, str]:
 
 
 def curve(model: Curve, name: str) -> Drawn:
-    """Draw lines on two logarithmic axes, so that time proportional to size is a straight line."""
+    """Draw lines on two logarithmic axes. Time proportional to size is a straight line there."""
     models = _models()
     plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label=model.unit)
     plot.xaxis.axis_label = _plain(model.across)
@@ -435,7 +437,7 @@ def _until_us(strips: Sequence[Strip]) -> float:
 
 
 def over_time(model: OverTime, name: str, until_us: float) -> Drawn:
-    """Draw a quantity as a staircase line on the axis of the timeline; both figures pan and zoom together."""
+    """Draw a quantity as a staircase line. It shares the timeline's axis, so both figures pan and zoom together."""
     models = _models()
     scale, unit = _unit(until_us)
     values = [value for _, value in model.points]

@@ -100,7 +100,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     bound: str
     time_us: float
     flops: float
-    """Number of operations; 0 for an op that only moves data, or whose operations are unknown."""
+    """Number of operations; 0 if unknown, and for an op that only moves data."""
     moved_bytes: float
     share: float
     """Share of the total time, which sets the size of the mark."""

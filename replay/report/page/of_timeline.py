@@ -206,8 +206,8 @@ def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, 
 def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[tuple[Strip, ...], float]:
     """Return the strips of a step, each shifted to start at its first activity, and the first strip's shift in µs.
 
-    Strips do not start at the start of the step, because the time that the host waits before the first activity differs
-    between devices.
+    The time that the host waits before the first activity differs between devices. Therefore strips do not start at the
+    start of the step.
     """
     strips = _strips(drawn)
     first = [min((of.start_us for lane in strip.lanes for of in lane.stretches), default=0.0) for strip in strips]
@@ -251,7 +251,7 @@ def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> s
 
 
 def lanes(process: Process) -> tuple[Lane, ...]:
-    """Return the busiest rows of a timeline; rows of host threads show ops, rows of streams show tasks."""
+    """Return the busiest rows of a timeline. Rows of host threads show ops, rows of streams show tasks."""
     graph, nodes = process.graph, process.graph.nodes
     spent = np.bincount(nodes.lane, weights=process.end_us - process.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())

@@ -55,7 +55,9 @@ def answer(name: str, us: float, low_us: float | None, high_us: float | None, ba
 
 
 def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: str = "") -> tuple[Answer, ...]:
-    """Return the time of one call, or the shortest and longest time of several; nothing if there are no times."""
+    """Return an answer with the time of one call, or with the shortest and longest time of several. ()
+    without times.
+    """
     if not times_us:
         return ()
     ends = dict.fromkeys(time_text(us) for us in (min(times_us), max(times_us)))
@@ -63,7 +65,7 @@ def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: s
 
 
 def step_answers(step: StepReport) -> tuple[Answer, ...]:
-    """Return one answer per simulated device; without simulated devices, the busy share of the recorded device."""
+    """Return one answer per simulated device. Without simulated devices, return the recorded device's busy share."""
     base_us = step.window.step_us
     answers: list[Answer] = []
     for name, soc in step.socs.items():
@@ -108,7 +110,7 @@ def _page_of_step(step: StepReport, command: str) -> Page:
 
 
 def step_parts(step: StepReport) -> dict[str, float]:
-    """Return the device's activities in the recorded step: work, exposed communication, and idle by cause."""
+    """Return the times of the device's activities in the recorded step: work, exposed communication, idle by cause."""
     working = step.busy_us - step.communication_us
     times = {"computing and copies" if step.bound != "host alone" else "in ops": working}
     times |= {"communication alone": step.communication_us}
@@ -117,7 +119,7 @@ def step_parts(step: StepReport) -> dict[str, float]:
 
 
 def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: str = "op", note: str = "") -> Bars:
-    """Return grouped bars for `series`, which holds µs by series and name; names beyond `MOST_BARS` share one bar."""
+    """Return grouped bars for `series` (series → name → µs). Names beyond the `MOST_BARS` largest share one bar."""
     total: defaultdict[str, float] = defaultdict(float)
     for values in series.values():
         for name, us in values.items():
@@ -142,7 +144,8 @@ def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]
 def times_by_class(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
     """Return the total time by class of work for each time column, as column title → class → time.
 
-    The class is that of the recorded kernels. An op that ran only on the host has no kernels; its own class is used.
+    An op's class is that of its recorded kernels. An op that ran only on the host has no kernels, so its own class is
+    used.
     """
     return _by_title(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
@@ -186,7 +189,7 @@ def waterfall_of(
 
 
 def roof_of_device(device: DeviceProfile) -> Roof:
-    """Return the roof of a device from its device file: peak of each dtype on all cube cores, and memory bandwidth."""
+    """Return a device's roof from its device file: memory bandwidth, and the peak of all cube cores for each dtype."""
     rates = {dtype: 2.0 * macs * device.aic_cores * device.freq_hz for dtype, macs in device.macs_per_cycle.items()}
     chosen = {dtype: rate for dtype, rate in rates.items() if dtype in ("float16", "float32")} or rates
     return Roof(flops_per_s=chosen, bytes_per_s=device.hbm_bytes_per_s)
@@ -195,8 +198,8 @@ def roof_of_device(device: DeviceProfile) -> Roof:
 def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
     """Return the roof (peak FLOP rates and bandwidth) of each named device, or None.
 
-    `versions` holds the device versions that made the predictions, such as "910b3 2026.11.25". A device has a roof if
-    it is shipped and its current version is among them. Results do not include the files of other devices.
+    A device has a roof if it is shipped and its current version made the predictions. `versions` holds the versions
+    that made predictions, such as "910b3 2026.11.25". Other devices have none, because results lack their files.
     """
     roofs: dict[str, Roof | None] = {}
     for name in names:

@@ -29,7 +29,7 @@ from opreplay.traces.times.steps import StepRow, launch_queue, launch_table, ste
 MOST_ROWS = 300
 MOST_KERNELS = 12
 MOST_POINTS = 4000
-"""Maximum number of points of a line over time; a longer line is cut into intervals, drawn at their maximum."""
+"""Maximum number of points of a line over time. A longer line is cut into intervals, each drawn at its maximum."""
 
 
 class Tasks(msgspec.Struct):
@@ -60,7 +60,7 @@ class StepOp(msgspec.Struct, frozen=True, kw_only=True):
     path_us: float
     """Time on the recorded critical path."""
     slack_us: float | None
-    """Smallest slack among the op's device tasks that are not on the critical path; None if it has no such tasks."""
+    """Smallest slack among the op's device tasks off the critical path; None if all its tasks are on it."""
 
     @property
     def launches(self) -> int:

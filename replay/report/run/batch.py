@@ -75,7 +75,7 @@ def notes(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[str]
 
 
 def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
-    """Return a table with the total time of all calls of each trace, recorded, measured and simulated on each SoC."""
+    """Return a table of each trace's total time over all calls: recorded, measured, and simulated on each SoC."""
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
     columns = [
         _OfTrace("trace", lambda t: t.source, text=lambda t: f"! {t.source}" if t.losses else t.source, form="name"),
@@ -108,7 +108,7 @@ def _simulated(soc: str) -> _OfTrace:
 
 
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
-    """Return the column of recorded times; if rows use different clocks, each time names its clock: "3.1 ms device"."""
+    """Return the column of recorded times. If rows use different clocks, each time names its clock: "3.1 ms device"."""
     clocks = {row.clock for row in rows} - {None}
 
     def text(row: TraceResult | JobResult) -> str:
@@ -148,7 +148,7 @@ def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
 
 
 def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
-    """Return lines on files that were not read in full; the first `MOST_DAMAGED` are listed individually."""
+    """Return lines on files that were not read in full. Only the first `MOST_DAMAGED` are listed individually."""
     damaged = [trace for trace in traces if trace.losses]
     lines = [f"! {trace.source}: {loss_text(trace.losses, 'its numbers are')}" for trace in damaged[:MOST_DAMAGED]]
     rest = len(damaged) - len(lines)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Facts in every report of a run in addition to its rows: coverage, totals, notes; as plain text and numbers."""
+"""Facts that every report of a run has besides its rows: coverage, totals and notes, as plain text and numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTED = 4
 MOST_FILES = 10
 """Maximum number of unreadable files listed."""
 WORK_CHARS = 400
-"""Maximum length of the text of a work counter, in characters; only a damaged file has longer texts."""
+"""Maximum length of the text of a work counter, in characters. Only a damaged file has longer texts."""
 DETAIL_CHARS = 60
 """Maximum length of each detail of a reason, in characters, if several details share a line."""
 
@@ -42,7 +42,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     ops: int
     recorded_us: float | None
-    """Recorded time; None if the ops have no time on the displayed clock, or a batch mixes clocks."""
+    """Recorded time; None if a batch mixes clocks, or if the ops have no time on the displayed clock."""
     measured_us: float | None
     """Measured time; None unless every op was measured."""
     simulated_us: dict[str, float]
@@ -171,7 +171,7 @@ def clock_counts(header: Header | None) -> dict[str, int]:
 
 
 def clock_notes(header: Header | None) -> list[str]:
-    """Return which traces of a batch are left out of all recorded sums because they have a different clock."""
+    """Return which traces of a batch are left out of all recorded sums, because their times have another clock."""
     counts = clock_counts(header)
     on_device, on_host, untimed = (counts.get(clock, 0) for clock in ("device", "host", "none"))
     lines: list[str] = []
@@ -194,8 +194,8 @@ def totals(
 ) -> list[Totals]:
     """Return the total times of the replayed ops and, if some ops were not replayed, of all ops.
 
-    The recorded, measured and simulated totals of the replayed ops are comparable. For a sequence, the measured total
-    is the sum over its calls; otherwise it is the sum over ops of median time times number of calls.
+    The recorded, measured and simulated totals of the replayed ops are comparable. The measured total is the sum over
+    ops of median time times number of calls. For a sequence, it is the sum over its calls.
 
     Some replayed ops may have no recorded time on the displayed clock, e.g. if one trace of a batch has no device time.
     The first total leaves out these ops, because a ratio of sums over different ops is meaningless.
@@ -281,7 +281,7 @@ def _trace_notes(header: Header | None) -> list[str]:
 
 
 def _files_not_read(header: Header) -> list[str]:
-    """Return the files that are missing from a batch, each with its reason; refused files come first."""
+    """Return the files that are missing from a batch, each with its reason. Refused files come first."""
     not_read = header.trace.get("not_read")
     files = cast("list[dict[str, object]]", not_read) if isinstance(not_read, list) else []
     lines: list[str] = []
@@ -417,7 +417,9 @@ def _ratios_text(ratios: Sequence[float]) -> str:
 
 
 def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
-    """Return a line comparing kernels, child ops and times with the recorded ones, and a line naming differing ops."""
+    """Return a line comparing kernels, child ops and times with the recorded ones, and a line naming ops that
+    differ.
+    """
     checked = [(r, r.fidelity) for r in results if r.fidelity is not None]
     if not checked:
         return []

@@ -33,13 +33,15 @@ _TENSOR_CHARS = 48
 
 
 _OfKernel = Column[tuple[str, OwnedKernel, int]]
-"""A table row: op name (only in the row of its first kernel), kernel, and number of kernel types not shown."""
+"""Column of the kernels table. A row is (op name if it is the op's first row, kernel, number of kernel types not
+shown).
+"""
 
 
 def kernels_table(ops: Sequence[OpKernels]) -> Table[tuple[str, OwnedKernel, int]]:
     """Return the ops with most kernel time and their longest-running kernels.
 
-    Columns are op, time, launches, kernel type and, if there is room, core, waiting time and largest tensors.
+    Columns are op, time, launches and kernel type. If there is room, also core, waiting time and largest tensors.
     """
     rows: list[tuple[str, OwnedKernel, int]] = []
     for op in ops[:OPS_SHOWN]:

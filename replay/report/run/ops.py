@@ -49,7 +49,7 @@ def recorded(*, device: bool) -> OpColumn:
 
 
 def recorded_title(*, device: bool) -> str:
-    """Return the title of the column of recorded times, which says whether they are host times."""
+    """Return the title of the column of recorded times. It says whether they are host times."""
     return "recorded" if device else "host time"
 
 
@@ -104,14 +104,14 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """Return columns for id prefix (for --include), share, calls and recorded time; without times, id and calls."""
+    """Return the columns id prefix (for --include), share, calls, recorded time; without times, only id and calls."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]
 
 
 def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
-    """Return the columns of each op for CSV, Parquet and data frames; times are in microseconds per call."""
+    """Return the columns of each op for CSV, Parquet and data frames. Times are in microseconds per call."""
     socs = socs_of(results)
     return [
         ID,
@@ -164,7 +164,7 @@ def op_column(results: Sequence[OpResult], problems: Mapping[str, tuple[str, str
     name.
 
     `problems` maps an op id to (text shown instead of the arguments, style). The short text for narrow terminals starts
-    with the numbers, because ops that have them are equal in their sizes.
+    with the numbers, because ops with numbers have equal sizes.
     """
     sizes, numbers = telling_sizes([(r.id, r.name, r.inputs) for r in results]), numbers_of(results)
 

@@ -83,7 +83,7 @@ def _device(header: Header) -> str | None:
 
 
 def _answers(run: Run) -> tuple[Answer, ...]:
-    """Return ratios to the recorded time: of the time measured here, and of the time on each simulated device."""
+    """Return the time measured here and the time on each simulated device, as ratios to the recorded time."""
     results, device = run.results, run.by_device
     answers: list[Answer] = []
     for total in run.totals[:1]:

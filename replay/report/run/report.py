@@ -1,5 +1,5 @@
 # pyright: strict
-"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and HTML page; each table is defined once."""
+"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and HTML page. Each table is defined only once."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def file_table(results: Sequence[OpResult]) -> Table[OpResult]:
 
 
 def parquet(run: Run) -> bytes:
-    """Return the CSV columns as typed Parquet; its metadata `opreplay` holds the header and the summary as JSON."""
+    """Return the CSV columns as typed Parquet. Its metadata `opreplay` holds the header and the summary as JSON."""
     about = msgspec.json.encode({"header": run.header, "summary": run.summary})
     return formats.parquet(file_table(run.results), about)
 
@@ -130,7 +130,7 @@ def facts_of(run: Run) -> dict[str, object]:
     """Return the run as one JSON object.
 
     It is `{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`. A batch
-    also has `traces` and `jobs`; a sequence also has `sequence` and `step`. `notes` and `suspects` are lines of text,
+    also has `traces` and `jobs`. A sequence also has `sequence` and `step`. `notes` and `suspects` are lines of text,
     as in the table report. `marks` maps an op id to the reasons why the op's measured time has a star.
     """
     comparable = suspects.not_comparable(run.header)

@@ -18,12 +18,12 @@ from opreplay.replay.results.records import SequenceResult, SharedStepResult, Te
 STEP_CHARS = 40
 """Maximum length of a step name in a line, in characters."""
 ALIKE = 0.02
-"""Minimum relative difference between the sum of calls and the sum of op medians for a note that explains it."""
+"""If the sum of calls differs from the sum of op medians by at least this fraction, a note explains why."""
 PAGE_BYTES = 4096
 PAGE_US = (1.3, 1.8)
-"""Lowest and highest time that the first access to a memory page takes, including zeroing the page, in µs.
+"""Lowest and highest time of the first access to a memory page, including zeroing the page, in µs.
 
-It was measured from the minor page faults of a step on 2 shared cores.
+Both were measured from the minor page faults of a step on 2 shared cores.
 """
 FRESH_SHARE = 0.02
 """Minimum cost of fresh memory, as a share of the sum of calls, for a note on this cost."""
@@ -69,9 +69,9 @@ def _collective_rows(shared: SharedStepResult) -> list[Row]:
 
 
 FASTER = 0.9
-"""If calls take less than this share of the time that they take without collectives, the times are unreliable."""
+"""If calls take less than this share of their own time without concurrent collectives, the times are unreliable."""
 VARIES = 0.2
-"""The median share of collective time hidden behind calls is marked if its lowest and highest decile differ by more."""
+"""The share of collective time hidden behind calls is marked if its first and ninth decile differ by more than this."""
 
 
 def _scatter(shared: SharedStepResult) -> str:

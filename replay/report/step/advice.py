@@ -20,14 +20,13 @@ SHOWN = 8
 ROOM = 40
 """Minimum width of the column that names the changes, in characters.
 
-If it would be narrower, the column of gains is dropped. The gain can still be read from the column with its share of
-the step.
+If it would be narrower, the column of gains is dropped. Gains can still be read from their shares of the step.
 """
 _LINES = Unit(str, "lines")
 
 
 def head_line(advice: AdviceList, name: str = "") -> str:
-    """Return the first advice as a sentence, or why there is none, with the name of the trace."""
+    """Return a sentence with the trace's name and the first advice, or why there is no advice."""
     length = f"the {time_text(advice.step_us)} {'step' if advice.marked else 'recording, which marks no steps'}"
     if doubts := doubt_lines(advice.doubts):
         text = f"no advice on {length}: {' and '.join(doubts)}"

@@ -1,9 +1,9 @@
 # pyright: strict
 """Write timelines of a step in Perfetto's native format, packet by packet.
 
-Needs the extra `perfetto`, whose messages it uses (perfetto.dev/docs/reference/trace-packet-proto). There is one track
-per thread or stream, under the track of its process. Slices are pairs of begin and end events. Flow arrows lead from a
-launch to the launched task.
+The packets are messages of the extra `perfetto`, which is required (perfetto.dev/docs/reference/trace-packet-proto).
+There is one track per thread or stream, under the track of its process. Slices are pairs of begin and end events. Flow
+arrows lead from a launch to the launched task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opreplay.traces.errors import EnvironmentRefused
 SUFFIXES = (".pftrace", ".pftrace.gz")
 _SEQUENCE = 1
 _MOST_DEPTH = 64
-"""Maximum number of tracks per stream: overlapping tasks need separate tracks, because slices must not overlap."""
+"""Maximum number of tracks per stream. Overlapping tasks need separate tracks, because slices must not overlap."""
 
 
 def check_installed() -> None:

@@ -54,7 +54,7 @@ def facts(timeline: JobTimeline) -> dict[str, Any]:
 
 
 def head_line(timeline: JobTimeline) -> str:
-    """Return the first line: which step of how many ranks, and how well the graph explains the recorded step length."""
+    """Return the first line: step, number of ranks, recorded step length, and step length re-timed with the graph."""
     ranks = len(timeline.ranks)
     of = f" of {timeline.world_size}" if timeline.world_size is not None and timeline.world_size > ranks else ""
     steps = list(dict.fromkeys(rank.step for rank in timeline.ranks))
@@ -131,7 +131,9 @@ _OfRank = Column[RankStep]
 
 
 def ranks_table(timeline: JobTimeline) -> Table[RankStep]:
-    """Return the step, waiting time and clock of each rank; no waiting times if the ranks share no collective."""
+    """Return the step, waiting time and clock of each rank. Waiting times are missing if the ranks share no
+    collective.
+    """
     met = bool(timeline.collectives)
     columns = [
         _OfRank("rank", lambda rank: str(rank.rank), right=True),
@@ -235,7 +237,7 @@ def note_lines(timeline: JobTimeline) -> list[str]:
 
 
 def _decisive_lines(timeline: JobTimeline) -> list[str]:
-    """Return the notes that may change a decision, without notes on unchanged clocks and facts common to all steps."""
+    """Return the notes that may change a decision. Unchanged clocks and facts common to all steps are left out."""
     notes = [
         line for line in timeline.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)
     ]

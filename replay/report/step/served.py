@@ -155,5 +155,5 @@ def _token_ms(row: ServedStep) -> float:
 
 
 def _ms(value: float, digits: int = 3) -> str:
-    """Format a number with `digits` significant digits (0.0123, 1.23, 12.3); 100 and more as integers (1,230)."""
+    """Format a number with `digits` significant digits (0.0123, 1.23, 12.3), or as an integer from 100 on (1,230)."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"

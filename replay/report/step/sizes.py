@@ -65,7 +65,7 @@ def missing_text(rows: Sequence[AnyStep]) -> str:
 
 
 def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:
-    """Return the device column; with a single device it is dropped first, because the first line names the device."""
+    """Return the device column. With a single device it is dropped first, because the first line names the device."""
     is_single = len({row.soc for row in rows}) == 1
     return Column[kind]("device", lambda row: row.soc, style="bold", drop=6 if is_single else 0, named=not is_single)
 
@@ -163,8 +163,8 @@ def curves_over(
 ) -> tuple[Curve, ...]:
     """Return one curve for each size that takes several values.
 
-    In a curve, each combination of a device and values of the other sizes has a line. Each device with a limit has a
-    second kind of line, which shows this limit.
+    A curve has one line for each device and combination of the other sizes. For each device with a limit, it also has
+    lines of a second kind, which show the limit.
     """
     names = list(sizes(rows[0])) if rows else []
     varied = [name for name in names if len({sizes(row)[name] for row in rows}) > 1]

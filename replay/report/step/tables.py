@@ -197,7 +197,7 @@ def _modules(modules: Sequence[ModuleTime]) -> AnyTable:
 
 
 def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]]:
-    """Return a table of categories; rows with `part` set are included in the category above, so do not add them."""
+    """Return a table of categories. Do not add up rows with `part` set: the category above includes them."""
     column = Column[tuple[str, str, bool]]
     columns = [
         column("category", lambda row: row[0]),

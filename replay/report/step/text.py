@@ -54,7 +54,7 @@ from opreplay.traces.times.doubts import Doubts
 PATH_NAMED = 3
 """Number of parts of the critical path named in the first lines."""
 PATH_WIDTH = 40
-"""Maximum width of each critical path part's name in the first lines, in terminal columns."""
+"""Maximum width of the names of critical-path parts in the first lines, in terminal columns."""
 CHANGES_SHOWN = 3
 """Maximum number of what-if changes with their own line; the table has all changes."""
 MODULES_SHOWN = 16
@@ -63,7 +63,7 @@ LEAST_MODULE = 0.01
 """Minimum share of the time for a module to get a row."""
 SLACK_SHOWN = 6
 WHAT_IF_WIDTH = 12
-"""Minimum width of a change in characters; longer changes are wrapped, not cut, because the user typed them."""
+"""Minimum width of the column of changes, in characters. Longer changes are wrapped, because the user typed them."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Width of a category, and of a time with its share, in characters."""
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
@@ -130,7 +130,7 @@ def _path_line(timeline: Timeline) -> str:
 
 
 def answer(timeline: Timeline) -> str:
-    """Return the headline: the step length after the requested changes; without changes, what bounds the step."""
+    """Return the headline: the step length after the requested changes or, without changes, what bounds the step."""
     return next(iter(change_texts(timeline)), head_line(timeline))
 
 
@@ -155,7 +155,7 @@ def change_text(change: WhatIf | JobChange, step_us: float) -> str:
 
 
 def head_line(timeline: Timeline) -> str:
-    """Return the verdict on what bounds the step, and how much of it is predicted on invented sizes or not at all."""
+    """Return what bounds the step, and how much device time is predicted on invented sizes or not at all."""
     invented = max((soc.invented_share for soc in timeline.socs.values()), default=0.0)
     quality = f" {share_text(invented)} of device time is predicted on invented sizes." if invented > 0 else ""
     unknown = max((1.0 - soc.predicted_share for soc in timeline.socs.values()), default=0.0)
@@ -232,7 +232,7 @@ _Category = tuple[str, str, bool]
 
 
 def _categories(timeline: Timeline, width: int) -> Table[_Category]:
-    """Return the table of categories; if the terminal is too narrow, shares are left out rather than cut off."""
+    """Return the table of categories. If the terminal is too narrow, shares are left out instead of cut off."""
     clocks = [_Clock("recorded", timeline.categories_us, timeline.recorded_step_us)]
     clocks += [_Clock(name, simulated.categories_us, simulated.step_us) for name, simulated in timeline.socs.items()]
 
@@ -314,7 +314,7 @@ def modules_table(timeline: Timeline) -> Table[ModuleTime]:
 
 
 def large_modules(modules: Sequence[ModuleTime], device_us: float, step_us: float) -> list[ModuleTime]:
-    """Return upper-level modules with a significant share of device time or of the step, and their self time."""
+    """Return upper-level modules that take a significant share of device time or of the step, and their self time."""
     return [
         module
         for module in _with_themselves(modules)
@@ -383,7 +383,7 @@ def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Ite
 
 
 def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
-    """Return the step length, the gain and the gain's share of the step; "no match" if the change matches nothing."""
+    """Return (step length, gain, gain's share of the step) as text. Without a match, the first is "no match"."""
     if not change.matched:
         return "no match", DASH, DASH
     return (
@@ -429,7 +429,7 @@ def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:
 
 
 def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
-    """Return the notes on simulated devices; each note is listed once, with the devices that it applies to."""
+    """Return the notes on simulated devices. Each note is listed once, with the devices that it applies to."""
     which: dict[str, list[str]] = {}
     for name, soc in socs.items():
         for note in soc.notes:

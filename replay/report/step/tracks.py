@@ -1,8 +1,8 @@
 # pyright: strict
 """Timelines of a step as Chrome trace events, written as a stream: recorded, simulated, or of several ranks.
 
-The files open in ui.perfetto.dev and chrome://tracing. There is one process for the recording and one per simulated
-device, or one per rank; time zero is the same in all processes. Arrows lead from launches to the launched tasks.
+The files open in ui.perfetto.dev and chrome://tracing. There is one process per rank, or one for the recording and one
+per simulated device. Time zero is the same in all processes. Arrows lead from launches to the launched tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAME_LENGTH = 200
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """One timeline: a graph with the start and end times of its nodes, in µs from the zero common to all timelines."""
+    """One timeline: a graph with the start and end times of its nodes in µs. All timelines have the same time zero."""
 
     title: str
     graph: StepGraph
@@ -154,7 +154,7 @@ def _process(process: Process, pid: int) -> Iterator[Event]:
 
 
 def host_slices(process: Process, node: int, start: float, end: float) -> Iterator[tuple[float, float, str]]:
-    """Yield (start, end, name) of the intervals in a host node: the name of an op, or `PYTHON` between ops."""
+    """Yield (start, end, name) of each interval in a host node. The name is an op's, or `PYTHON` between ops."""
     graph = process.graph
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]

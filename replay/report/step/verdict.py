@@ -15,7 +15,7 @@ from opreplay.traces.losses import copies_text, without_copies
 _HOST_ALONE = "On the host alone"
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
-"""Parts of a step, such as idle time of one cause, are reported only from this share of the step."""
+"""Minimum share of the step for a part of it, such as idle time of one cause, to be reported."""
 _LEAST_NAMED = 0.2
 """Minimum time of a Python function, as a share of the idle time, for the verdict to name the function."""
 _NAMED = 0.3
@@ -150,9 +150,9 @@ def _largest(step: StepReport) -> str:
 
 
 NARROW = 0.1
-"""Width of a step's band, as a share of the step, below which most of the step must be copied from the recording.
+"""If a step's band is narrower than this share of the step, most of the step must be copied from the recording.
 
-No kernel prediction has such a narrow band, but the errors of copied times are not part of the band.
+No kernel prediction has such a narrow band. The errors of copied times are not part of the band.
 """
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The effect of a calibration: errors before and after, as a table and as JSON; computes only medians."""
+"""The effect of a calibration: errors before and after, as a table and as JSON. Computes only medians."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def view(recalibration: Recalibration, *, output: str) -> View:
 
 
 def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
-    """Return the whole report: "before", "after_held_out" (None if no kernels could be held out), "after_seen"."""
+    """Return the whole report, with errors "before", "after_held_out" (None if no kernels could be held out),
+    "after_seen".
+    """
     return {
         "output": output,
         "device": recalibration.before.name,
@@ -96,7 +98,7 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
 
 
 def view_of_calls(fit: OwnFit, *, output: str) -> View:
-    """Return the result of a calibration to measured calls in every output format; `output` is the new device file."""
+    """Return the result of a calibration to measured calls in every output format. `output` is the new device file."""
     return View(
         render=lambda width: render_calls(fit, output=output, width=width),
         facts=lambda: facts_of_calls(fit, output=output),
@@ -104,7 +106,7 @@ def view_of_calls(fit: OwnFit, *, output: str) -> View:
 
 
 def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
-    """Return the whole report; errors are fractions, `held_out_error` is for calls predicted from the other calls."""
+    """Return the whole report. Errors are fractions. `held_out_error` is for calls predicted from the other calls."""
     return {
         "output": output,
         "device": fit.before.name,

@@ -56,7 +56,7 @@ LEAST_PART = 0.01
 NAME_WIDTH = 30
 """Maximum length of a trace's name in the first line, in characters."""
 MORE_CALLS = 0.02
-"""Minimum relative change in a typical op's number of calls that the headline reports if steps are unknown."""
+"""Minimum relative change in a typical op's number of calls for the headline to report it if steps are unknown."""
 MOSTLY_ALIKE = 0.5
 """If the ops on both sides take less than this share of a recording's time, a note says so."""
 WORD_FROM = 0.005
@@ -175,7 +175,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
 
 
 def _calls_ratio(comparison: Comparison) -> float:
-    """Return the median over ops of calls after divided by calls before; 1 if no op is on both sides."""
+    """Return the median of the ops' ratios of calls after to calls before; 1 if no op is on both sides."""
     calls = [op.after_calls / op.before_calls for op in comparison.ops if op.before_calls and op.after_calls]
     return statistics.median(calls) if calls else 1.0
 
@@ -219,7 +219,7 @@ def _shared_text(shared: float | None) -> str:
 
 
 def _total(comparison: Comparison) -> str:
-    """Return the ratio of total recorded times; if not both sides are recordings, of the times of common ops."""
+    """Return the ratio of the total recorded times. If not both sides are recordings, return that of the common ops."""
     if any(not side.is_total_known for side in comparison.sides or ()):
         return "; no total, because device time is unknown"
     if comparison.whole is None or comparison.sides is None:
@@ -242,7 +242,7 @@ def _total_of_both(comparison: Comparison) -> str:
 
 
 def side_lines(comparison: Comparison) -> list[str]:
-    """Return a line per side on its kind of time and the share in ops on both sides; nothing for two runs."""
+    """Return a line per side: its kind of time, and how much of it is in ops on both sides. [] for two runs."""
     lines: list[str] = []
     for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
@@ -300,7 +300,10 @@ def detail_of(comparison: Comparison, op: OpComparison) -> str:
 
 
 def against_times(comparison: Comparison, op: OpComparison) -> str:
-    """Return a note if a row's two times contradict its verdict, which is relative to a fixed workload; else ""."""
+    """Return a note if a row's two times contradict its verdict; otherwise "".
+
+    Verdicts are relative to a fixed workload.
+    """
     if comparison.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
         return ""
     alone = op.after_us / op.before_us
@@ -310,7 +313,7 @@ def against_times(comparison: Comparison, op: OpComparison) -> str:
 
 
 def precise(ratio: float | None) -> str:
-    """Format a ratio so that changes of 1 % are visible: three decimals below 10, three digits below 0.1."""
+    """Format a ratio with enough digits to show changes of 1 %: three decimals below 10, three digits below 0.1."""
     if ratio is None or not 0.001 <= ratio < 10:
         return ratio_text(ratio, 1.0)
     return f"{ratio:.3f}×" if ratio >= 0.1 else f"{ratio:.3g}×"
@@ -466,7 +469,8 @@ def _per_step(comparison: Comparison) -> str:
 def _times(comparison: Comparison) -> list[_OfRow]:
     """Return the time columns of ops.
 
-    For two traces, these are the times of all calls of a step and their change; otherwise the times of one call.
+    For two traces, these are the times of all calls of a step and their change. Otherwise they are the times of one
+    call.
     """
     if comparison.paired is None:
         return [
@@ -628,7 +632,7 @@ def classes_table(comparison: Comparison) -> Table[Any]:
 
 
 def render(comparison: Comparison, steps: StepChange, *, width: int, everything: bool = False) -> RenderableType:
-    """Render the ops that changed, or all ops, and notes in `width` characters; the first lines are not included."""
+    """Render the ops that changed, or all ops, and notes in `width` characters. The first lines are not included."""
     if comparison.paired is None:
         op = _OfRow("op", lambda row: row.op.name, detail=lambda row: detail_of(comparison, row.op))
         ops = terminal(ops_table(comparison, op, everything=everything), width)
@@ -656,7 +660,7 @@ FEW_REPLACED = 3
 
 
 def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[str]:
-    """Return the notes without which the rows would be misread, and how many other notes there are."""
+    """Return the notes without which readers would misread the rows, and how many other notes there are."""
     every = notes(comparison)
     unclear = ["unclear: "] if any(row.op.verdict == "unclear" for row in listed) else []
     rest = len(by_name(comparison)) - len(listed)
@@ -738,7 +742,9 @@ def _fact(line: str) -> tuple[str, str]:
 
 
 def _answers(comparison: Comparison, steps: StepChange) -> tuple[Answer, ...]:
-    """Return the ratio of the steps, of all recorded time, or of the ops on both sides; the last has an interval."""
+    """Return the ratio of the steps, of all recorded time, or of the ops on both sides. Only the last has an
+    interval.
+    """
     if comparison.paired is not None:
         if steps.is_known:
             name, (was, now) = "step, after ÷ before", steps.step_us

@@ -65,7 +65,7 @@ def view_of_one(device: DeviceProfile) -> View:
 
 
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
-    """Render one row per device, with as many columns as fit; dropped columns are listed below."""
+    """Render one row per device, with as many columns as fit. Dropped columns are listed below."""
     n = counts_of(shipped_rows())
     fitted = f"fitted: {n['shared']} constants for all devices, {n['of_single_devices']} for single devices"
     lines = (
@@ -78,7 +78,10 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
 
 
 def held_lines() -> list[str]:
-    """Return how often measurements were in the 80 % bands of predictions made before the model was fitted to them."""
+    """Return how often measurements were in the 80 % bands of blind predictions.
+
+    These predate the model's fit to the measurements.
+    """
     titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
     return [
         f"measurements inside the 80 % band in blind tests, {titles[evidence]}: "
@@ -138,7 +141,7 @@ def file_text(name_or_path: str) -> str:
 
 
 def _rates(device: DeviceProfile) -> dict[str, Quantity]:
-    """Return rates with their sources: the shipped device's own rates if it has any, otherwise the shared model's."""
+    """Return rates with their sources. Rates of the shipped device itself take the place of the shared model's."""
     known = canonical_name(device.name)
     of_device = load_file(known).rates if known else {}
     shared = {**load_model().rates, **of_device}

@@ -97,7 +97,7 @@ def _purpose(rule: _Facts) -> list[str]:
 
 
 def built_in_view(ops: Iterable[Row]) -> View:
-    """Return one row per family of ops: initializers, number of ops, how many have a cost; JSON lists each op."""
+    """Return one row per family of ops: initializers, number of ops, how many have a cost. JSON lists each op."""
     from opreplay.replay.ops.table import cost_of
 
     facts: list[_Facts] = [

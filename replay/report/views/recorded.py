@@ -14,7 +14,7 @@ Recorded = Column[ReplayOp]
 
 
 def table(plan: ReplayPlan, inputs: Mapping[str, str]) -> Table[ReplayOp]:
-    """Return one row per op, most time first; times are in microseconds per call. `inputs`: op id → its tensors."""
+    """Return one row per op, most time first. Times are in microseconds per call. `inputs` maps op ids to tensors."""
     total_us = plan.device_us_total or plan.host_us_total
 
     def device_us(op: ReplayOp) -> float | None:

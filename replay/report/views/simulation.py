@@ -67,7 +67,7 @@ _OfOp = Column[ReplayOp]
 WHOLE_STEP = 0.95
 """Minimum predicted share of the recorded time for which a total is called the total of the step."""
 MOST_WITH_SHARES = 3
-"""Maximum number of devices whose times and shares fit side by side into 80 columns; with more, only times."""
+"""Maximum number of devices whose times and shares fit into 80 columns. With more devices, only times are shown."""
 
 
 _Loss = tuple[ReplayOp, OpStep, float]
@@ -99,7 +99,7 @@ def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | No
 
 
 def _step_text(plan: ReplayPlan, step: Step, report: StepReport | None) -> str:
-    """Return a device's time for the step, including gaps; without a marked step, the sum of all calls."""
+    """Return a device's time for the step, including gaps. Without a marked step, return the sum of all calls."""
     on_device = report.socs.get(step.device) if report is not None and report.marked else None
     if report is not None and on_device is not None:
         return f"{safe(step.device)} {soc_text(on_device, report)}"
@@ -141,7 +141,7 @@ def facts(
     where: Where | None = None,
     report: StepReport | None = None,
 ) -> dict[str, Any]:
-    """Return all results as JSON-safe values; times in µs, over all calls unless the name says otherwise."""
+    """Return all results as JSON-safe values. Times are in µs, and over all calls unless the name says otherwise."""
     coverage = coverage_by_method(plan, steps[0])
     return {
         "schema_version": SCHEMA_VERSION,
@@ -255,7 +255,7 @@ def _sums_table(what: str, sums_us: Mapping[str, Mapping[str, float]]) -> Table[
 
 
 def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
-    """Return one row per op, with all columns of CSV and data frames; times are in microseconds per call."""
+    """Return one row per op, with all columns of CSV and data frames. Times are in microseconds per call."""
 
     def recorded(key: str, total_us: Callable[[ReplayOp], float | None]) -> _OfOp:
         return _OfOp(key, lambda op: None if plan.captured else quotient(total_us(op), op.count), TIME)
@@ -273,7 +273,7 @@ def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
 
 
 def _predictions(step: Step) -> list[_OfOp]:
-    """Return the columns of a call's prediction on a device; their keys end with the device's name."""
+    """Return the columns of a call's prediction on a device. Their keys end with the device's name."""
     predictions = {op.id: op.simulated for op in step.ops}
     times, texts = dict.fromkeys(("time_us", "low_us", "high_us"), TIME), ("bound", "confidence", "by", "l2")
     units = {**times, **dict.fromkeys(texts, TEXT), "extrapolated": FLAG}

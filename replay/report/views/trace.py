@@ -86,7 +86,9 @@ def render(
     everything: bool = True,
     all_rows: bool = True,
 ) -> RenderableType:
-    """Render the kernels or ops with the most time; with `everything`, also facts of the file and event categories."""
+    """Render the kernels or ops with the most time. With `everything`, also render facts of the file and event
+    categories.
+    """
     facts = _facts(summary, step)
     parts: list[RenderableType] = [facts_grid(facts if everything else warnings_of(facts))]
     clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"

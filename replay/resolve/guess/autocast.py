@@ -1,10 +1,10 @@
 # pyright: strict
 """Completes calls that were recorded before autocast cast their arguments, using the dtypes that autocast chose.
 
-The profiler sees a call before autocast casts its arguments, so a linear layer may show a float32 weight with a
+The profiler sees a call before autocast casts its arguments. A linear layer may therefore show a float32 weight with a
 bfloat16 input. Plans usually contain the casts and the inner call in place of the recorded call. This module therefore
-matters only for `--select all` and for files without the inner call. It knows which ops autocast lowers. The casts are
-separate calls and not repeated here.
+matters only for `--select all` and for files without the inner call. It knows which ops autocast lowers to a narrower
+dtype. The casts are separate calls and not repeated here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def apply_autocast(
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """Return the arguments after autocast's casts, with a note on each cast.
 
-    If autocast was off, the arguments are unchanged. Autocast was on if arguments that must have one dtype have
-    several, or if a nested call has a narrower dtype.
+    Autocast was on if arguments that must have one dtype have several, or if a nested call has a narrower dtype. If it
+    was off, the arguments are unchanged.
     """
     narrow = _narrow_type(args, context) if name in LOWERED else None
     if narrow is None:

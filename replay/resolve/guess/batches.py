@@ -2,8 +2,8 @@
 """Guesses arguments of the batched call that `torch.vmap` makes within the recorded call for one sample.
 
 The tensors of the batched call have the batch dimension first (aten/src/ATen/functorch/BatchRules*.cpp). Dimensions and
-sizes of the call for one sample are converted accordingly. All arguments are taken from that call, because the calls
-that give hints follow it, not the batched call.
+sizes of the call for one sample are converted accordingly. All arguments are taken from the call for one sample. The
+reason is that the calls that give hints follow this call, not the batched call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARTS = frozenset({"aten::unflatten"})
 
 
 def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:
-    """Return the argument that the call for one sample implies; None if this call is not one that vmap made for a
+    """Guess an argument of a batched call from the call for one sample; None if vmap did not make this call for a
     batch.
 
     `usual` guesses arguments of the call for one sample that are not recorded.
@@ -88,8 +88,9 @@ def recorded_by_name(match: Match) -> Call:
 
 
 def _with_batch(op: str, arg: ArgSpec, value: Any, sample: Shape, batch: int) -> Any:
-    """Convert an argument's value for one sample to its value for the batch. The result is MISSING if it is unknown,
-    e.g. for a 0-dim sample.
+    """Convert an argument's value for one sample to its value for the batch.
+
+    The result is MISSING if the value for the batch is unknown, e.g. for a 0-dim sample.
     """
     rank = len(sample) + (op in _NEW_DIMS)
     if arg.name in _DIMS and arg.kind in ("int", "int[]"):

@@ -55,7 +55,9 @@ def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
 
 
 def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
-    """Return (dimension, shift) of each roll. torch makes a roll as a `cat` of the tensor's end with its beginning."""
+    """Return (dimension, shift) of each roll. torch implements a roll as a `cat` of the tensor's end with its
+    beginning.
+    """
     turns: list[tuple[int, int]] = []
     for call in calls:
         parts = listed_tensors(call) if call.name == "aten::cat" else ()

@@ -38,7 +38,9 @@ def equation(known: Call, context: Context) -> Guess | None:
 
 
 def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:
-    """Return the equation, given by each operand's permutation and by the labels that are summed afterwards."""
+    """Return the equation; None if unknown. It is derived from each operand's permutation and from the labels that are
+    summed afterwards.
+    """
     operands, rest = _split(len(shapes), calls)
     permuted = [meta for meta, _ in first_tensors(group[-1] for group in operands)]
     widths = {len(meta.shape) for meta in permuted}
@@ -59,8 +61,9 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
 def _placed(
     shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
 ) -> list[tuple[int, ...]] | None:
-    """Return the position of each operand's dimensions in the common order; None if unknown. Positions come from
-    recorded numbers or, if there are none, from sizes.
+    """Return the position of each operand's dimensions in the common order; None if unknown.
+
+    Positions come from recorded numbers or, if there are none, from sizes.
     """
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
@@ -74,8 +77,9 @@ def _placed(
 
 
 def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:
-    """Return the calls that bring each operand to the common order, and all later calls. An operand's calls end with a
-    permutation.
+    """Return the calls that bring each operand to the common order, and all later calls.
+
+    The calls of an operand end with a permutation.
     """
     ends = [at + 1 for at, call in enumerate(calls) if call.name == "aten::permute"][:count]
     groups = [calls[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -126,8 +130,10 @@ def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[
 
 
 def _brought_to_alone(permuted: Shape, calls: Sequence[OpSignature], read: Sequence[Shape]) -> list[Shape]:
-    """Return the shape of a single operand in the common order, from the sum that follows or a later input with the
-    same sizes.
+    """Return the shape of a single operand in the common order.
+
+    It is the shape that the following sum reads. Without a sum, it is that of a later input with the same sizes or, if
+    there is none, the permuted shape.
     """
     if calls:
         return [meta.shape for meta, _ in first_tensors(calls[:1], ("aten::sum",))]
@@ -138,7 +144,7 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
     """Return the shape of each operand in the common order, derived from the products that follow.
 
     Each product takes the result so far and the next operand. This operand is either permuted once more or multiplied
-    directly, in both cases possibly after a sum.
+    directly. In both cases, it may be summed before.
     """
     aligned: list[Shape] = []
     pair: list[Shape] = []
@@ -175,7 +181,7 @@ def _alike(first: Shape, second: Shape) -> bool:
 
 
 def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape]) -> int | None:
-    """Return how many labels of a single operand are summed; None if the nested calls do not show it."""
+    """Return how many labels are summed if there is a single operand; None if the nested calls do not show it."""
     if not calls or calls[-1].name != "aten::sum":
         return 0
     dims, whole = recorded_numbers(calls[-1], 1), first_tensor_of(calls[-1])
@@ -188,7 +194,9 @@ def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape
 
 
 def _summed(shapes: list[Shape], placed: list[tuple[int, ...]], width: int, calls: Sequence[OpSignature]) -> int | None:
-    """Return how many of the last labels are summed, for several operands; None if the nested calls do not show it."""
+    """Return how many of the last labels are summed if there are several operands; None if the nested calls do not show
+    it.
+    """
     last = calls[-1] if calls else None
     if last is None or last.name != "aten::view":  # which takes away what the products have summed
         return 0 if last is not None and last.name in ("aten::permute", "aten::mul") else None

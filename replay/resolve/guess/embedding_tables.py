@@ -47,7 +47,7 @@ def _total_width(known: Call, context: Context) -> Guess | None:
 
 
 def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> Guess | None:
-    """Guess the total width of all tables: it is the width of the next tensor read that has one row per sample.
+    """Guess the total width of all tables. It is the width of the next tensor read that has one row per sample.
 
     A width is rejected if some table would then have no row, or if a single table would not consist of whole rows.
     """
@@ -96,7 +96,10 @@ def _dense_width(first: str, fallback: int) -> Rule:
 
 
 def _truncation(known: Call, context: Context) -> Guess | None:
-    """Guess the maximum length to keep. If a following call reads the result, it is the mean length; otherwise 64."""
+    """Guess the maximum length to keep.
+
+    The guess is the mean length if a following call reads the result, which shows this length; otherwise 64.
+    """
     lengths = known.tensor("lengths")
     if lengths is None or not lengths.shape or not lengths.shape[0]:
         return None

@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses arguments whose values a trace does not record: strings, unrecorded scalars, index lists, dtypes.
 
-Each guess has a reason, which becomes an assumption of the plan. In order of precedence, guesses come from rules for
-one op, rules for an argument name, the schema's default, and a table of plain constants. Rules about shapes are in
+Each guess has a reason, which becomes an assumption of the plan. In order of precedence, guesses come from: rules for
+one op; rules for an argument name; the schema's default; a table of plain constants. Rules about shapes are in
 `shapes`.
 """
 
@@ -58,7 +58,9 @@ CONSTANTS: dict[str, Value] = {
     "weight_decay": 0.0, "weight_decay_mode": 0, "beta1": 0.9, "beta2": 0.999, "iter": 1, "gradient_clipping": False,
     "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01, "count_include_pad": True,
 }  # fmt: skip
-"""Argument name → value guessed last: the one that most models use, or one that makes the op do its work."""
+"""Values that are guessed last, by argument name. A value is the one that most models use, or one that makes the op do
+its work.
+"""
 
 _DTYPE_IN_KERNEL = {
     "c10::BFloat16": "bfloat16",
@@ -84,8 +86,8 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | 
     """Guess a value for `arg`, with the reason; None if no sensible value is known.
 
     A call that vmap makes for a batch gets its value from the call for one sample. For other calls, the value is found
-    by trial on meta tensors or, if that fails, by a rule. `known` holds the arguments already determined, by name; a
-    list of index tensors counts as one argument.
+    by trial on meta tensors or, if that fails, by a rule. `known` holds the arguments that are already determined, by
+    name. A list of index tensors counts as one argument.
     """
     mapped = of_one_sample(spec, arg, known, context, guess)
     if mapped is not None:
@@ -117,12 +119,17 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess
 
 
 def _with_others(op: str, arg: ArgSpec, guessed: Guess) -> Guess:
-    """Add a note on the effect of other values to the guess of a string about which the trace says nothing."""
+    """Add a note to a guessed string about which the trace says nothing. The note says how long the op takes with other
+    strings.
+    """
     return msgspec.structs.replace(guessed, why=guessed.why + texts.what_others_take(op, arg.name, guessed.value))
 
 
 def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
-    """Return the guess if it fits the argument's type: one overload may take a list where another takes a number."""
+    """Return the guess in the form that the argument's type requires; None if it does not fit.
+
+    A guess may not fit, because one overload takes a list where another takes a number.
+    """
     value: object = guessed.value
     if arg.kind in ("int", "float", "bool") and isinstance(value, tuple):
         values = cast("tuple[Any, ...]", value)
@@ -142,7 +149,7 @@ _UNNAMED = {"bool": Guess(value=False, why="False"), "Scalar": Guess(value=1, wh
 
 
 def _typed(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
-    """Guess by the argument's type, then by the schema's default, then by the table of constants."""
+    """Guess a value by the argument's type. If that fails, use the schema's default, or else the table of constants."""
     if arg.kind == "Device":
         return _device(spec, arg, context)
     if arg.kind == "ScalarType":
@@ -181,7 +188,7 @@ def _string(arg: ArgSpec) -> Guess | None:
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
     """Guess a device, because devices are never recorded.
 
-    It is the host if kernel names show a copy to the host. An op without tensor arguments always needs a device.
+    The guess is the host if kernel names show a copy to the host. An op without tensor arguments always needs a device.
     """
     if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
         return Guess(value="cpu", why="cpu: the recorded call copied to the host")
@@ -200,8 +207,8 @@ def _dtype(known: Call, context: Context) -> Guess:
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
     """Return the dtype of the tensors in the list `name`, whose dtypes were not recorded, and the reason.
 
-    The dtype is that of other floating-point tensor arguments. If there are none, it comes from the list's name, the
-    kernel, or the trace. Integer arguments do not count, because they may be indices into the list's tensors.
+    The dtype is that of other floating-point tensor arguments. Without such arguments, it comes from the list's name,
+    the kernel, or the trace. Integer arguments do not count, because they may be indices into the list's tensors.
     """
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "dtype of the other tensor arguments"

@@ -43,7 +43,9 @@ MAX_RANK = 8
 NEXT_READERS = 8
 _INTEGERS = ("int", "uint")
 BYTES_PER_US = 8e6
-"""Bytes per microsecond (8 TB/s) that no memory exceeds; limits the rows moved in a call's recorded time."""
+"""Rate in bytes per microsecond (8 TB/s) that no memory exceeds. It limits the number of rows that a call can have
+moved in its recorded time.
+"""
 _TRUE = re.compile(r"\], (\d+) true: inferred")
 """Matches the number of true elements in the note that `_shown_list` writes for a list with masks."""
 
@@ -118,9 +120,9 @@ def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
 def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) -> Guess | None:
     """Guess the indices of one sample from the batched call that `vmap` makes within the call for one sample.
 
-    In front of its indices, the batched call has an `arange` over the batch, or no index if all samples have the same
-    indices. Indices that differ between samples have as many dimensions as the `arange`; indices that are the same for
-    all have fewer.
+    In front of its indices, the batched call has an `arange` over the batch. The `arange` is missing if all samples
+    have the same indices. Indices that differ between samples have as many dimensions as the `arange`. Indices that are
+    the same for all samples have fewer.
     """
     inside = around.batched() if around.batched is not None else None
     metas = tuple(metas_of(inside[0])) if inside is not None else ()
@@ -147,7 +149,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
-    """Guess one mask from the nested `masked_fill_`, whose mask torch unsqueezes to the rank of self."""
+    """Guess one mask from the nested `masked_fill_`. torch unsqueezes the mask of this call to the rank of self."""
     filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
     mask = first_tensor_of(filled, 1) if filled is not None else None
     if mask is None:
@@ -228,8 +230,9 @@ def _is_batch_with_range(around: Relatives) -> bool:
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
-    """Return the number of size-1 dimensions in front of an index's own dimensions; None if unknown. torch adds a
-    size-1 dimension for each unindexed dimension before and after the indexed ones.
+    """Return the number of size-1 dimensions in front of an index's own dimensions; None if unknown.
+
+    torch adds a size-1 dimension for each unindexed dimension before and after the indexed ones.
     """
     size, rank = recorded_numbers(reshape, 1), len(broadcast)
     if size is None:
@@ -260,8 +263,9 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
 
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
-    """Yield (position among the indexed dimensions, number of dimensions, index tensor) for each tensor. A mask indexes
-    as many dimensions as it has; an integer index indexes one.
+    """Yield (position among the indexed dimensions, number of dimensions, index tensor) for each tensor.
+
+    A mask indexes as many dimensions as it has; an integer index indexes one.
     """
     at = 0
     for meta in tensors:
@@ -273,8 +277,9 @@ def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, Tensor
 def _indexed_dims(
     shape: Shape, shown: _ShownIndices, values: Shape | None, around: Relatives
 ) -> tuple[tuple[int, ...], str] | None:
-    """Return the indexed dimensions of self, and a note; None if no dimensions fit. The note names the evidence if it
-    is outside the call.
+    """Return the indexed dimensions of self, and a note; None if no dimensions fit.
+
+    The note names the evidence if the evidence is outside the call.
     """
     results = {
         dims: _result_shape(shape, dims, shown)
@@ -292,8 +297,8 @@ def _indexed_dims(
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
     """Return the indexed dimensions that give a result which a following call reads, with a note on that call.
 
-    `results` maps possible dimensions to the result's shape. If no following call reads such a result, return the first
-    possible dimensions with an empty note. Dimensions that leave the batch in front are preferred.
+    `results` maps possible dimensions to the result's shape. If no following call reads such a result, the first
+    possible dimensions are returned with an empty note. Dimensions that leave the batch in front are preferred.
     """
     following = around.following[:NEXT_READERS]
     for call in following:
@@ -332,7 +337,9 @@ def _result_shape(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> 
 
 
 def _read_next(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess without nested calls: one index over the first dimension, if a following call reads a matching result."""
+    """Guess one index over the first dimension, for a call without nested calls. A following call must read a matching
+    result.
+    """
     for meta, reader in first_tensors(around.following[:NEXT_READERS]):
         index = meta.shape[: len(meta.shape) - len(shape) + 1]
         if index and meta.shape != shape and meta.shape[len(index) :] == shape[1:]:
@@ -356,7 +363,7 @@ def _rows(source: TensorMeta, context: Context) -> Guess:
 
 
 def indices_for(shape: Shape, values: Shape) -> Guess | None:
-    """Guess the indices with which `values` has the shape shape[:leading] + index shape + shape[leading + indexed:].
+    """Guess the index tensors from the shape of `values`: shape[:leading] + index shape + shape[leading + indexed:].
 
     Flat indices are preferred, then the fewest indexed dimensions.
     """

@@ -1,8 +1,8 @@
 # pyright: strict
 """Guesses arguments of the calls that a composite op makes, from the composite's arguments.
 
-Covers two kinds of sizes: those of the views that products, indexing, joins, reductions and transforms make of their
-arguments, and those of the memory that they allocate. A rule returns None if another op makes the call.
+Covers sizes of views and of new memory. The views are those that products, indexing, joins, reductions and transforms
+make of their arguments; the memory is what they allocate. A rule returns None if another op makes the call.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def composite_of(around: Relatives) -> Composite | None:
 
 
 def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield possible shapes of a view inside a composite, each with a reason; most certain first. The shapes are
-    derived from the composite's arguments.
+    """Yield possible shapes of a view inside a composite, each with a reason; most certain first.
+
+    The shapes are derived from the composite's arguments.
     """
     call, shape = composite.call, source.shape
     for size, reader in _multiplied(composite, source):
@@ -125,8 +126,10 @@ def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def _picked(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the shape of a view that picks from a tensor: a slice in `index_select`, which has one dimension less, or
-    the indices of one dimension in `nonzero_numpy`.
+    """Return the shape of a view that picks from a tensor.
+
+    In `index_select`, it is a slice, which has one dimension less. In `nonzero_numpy`, it is the indices of one
+    dimension.
     """
     call = composite.call
     if call.name == "aten::nonzero_numpy":
@@ -170,10 +173,10 @@ def _product(call: OpSignature) -> Shape | None:
 
 
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the shape of the view of self to which an `index_copy_` or `index_add_` writes.
+    """Return the shape of a view that an `index_copy_` or `index_add_` makes.
 
-    It is the shape of the written tensor. For a view of the index of an `index_copy_`, it is the index's size with 1 in
-    all other dimensions.
+    The view of self to which it writes has the shape of the written tensor. The view of the index of an `index_copy_`
+    has the index's size, and 1 in all other dimensions.
     """
     whole, source = (first_tensor_of(call, position) for position in (0, 3))
     if call.name not in ("aten::index_copy_", "aten::index_add_") or source is None or whole is None:
@@ -199,7 +202,9 @@ def operands(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def statistics(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the shape of a layer norm's view of its mean or deviation: 1 in each normalised dimension."""
+    """Return the shape in which a layer norm views its mean or deviation. It has size 1 in each normalised
+    dimension.
+    """
     source = first_tensor_of(call)
     if call.name != "aten::native_layer_norm" or source is None or len(shape) != 1:
         return None
@@ -209,7 +214,9 @@ def statistics(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def filters(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the shape of a convolution's filters if it is computed as a matrix product: one row per filter."""
+    """Return the shape in which a convolution views its filters if it is computed as a matrix product. It has one row
+    per filter.
+    """
     if "_slow_conv" not in call.name or len(shape) < 3 or not shape[0]:
         return None
     weights = tensor_shapes(call, slice(1, 3))
@@ -243,8 +250,10 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
 
 
 def joined_forward(around: Relatives) -> Shape | None:
-    """Return the shape of the part of the forward `cat` to which this gradient belongs. The backward handles the parts
-    in order, so the part has the position of the call in the backward.
+    """Return the shape of the part of the forward `cat` to which this gradient belongs.
+
+    The backward handles the parts in order. The part therefore has the same position in the `cat` as the call has in
+    the backward.
     """
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
     if around.forward is None or number >= len(around.places):
@@ -272,7 +281,9 @@ def even_piece(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def stacked(call: OpSignature, shape: Shape) -> Shape | None:
-    """Return the shape of `stack`'s view of the `cat` of its tensors; the extra dimension has one entry per tensor."""
+    """Return the shape in which `stack` views the `cat` of its tensors. The extra dimension has one entry per
+    tensor.
+    """
     parts = listed_tensors(call) if call.name == "aten::stack" else ()
     if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
@@ -282,7 +293,7 @@ def stacked(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def reduced_view(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the shape of the view of a reduction's result that has size 1 in each reduced dimension."""
+    """Return the shape of a reduction's result when it is viewed with size 1 in each reduced dimension."""
     source = first_tensor_of(composite.call)
     if source is None or len(source.shape) < len(shape):
         return None
@@ -309,8 +320,8 @@ def allocated_meta(around: Relatives) -> TensorMeta | None:
 
 
 def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
-    """Yield the result tensors of the next nested calls that have the composite's own name. A call's last tensor is its
-    result.
+    """Yield the results of the next nested calls that have the composite's own name. The result of such a call is its
+    last tensor.
     """
     for call in composite.after[:4]:
         yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
@@ -319,8 +330,8 @@ def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
 def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
     """Return the shape of the memory that a composite allocates, with the reason.
 
-    Memory is empty if it is passed to the composite's own `out=` variant, which resizes it. Otherwise, its shape is the
-    one that the next nested calls write, view or resize.
+    If the memory is passed to the composite's own `out=` variant, it is empty, because the variant resizes it.
+    Otherwise, its shape is the one that the next nested calls write, view or resize.
     """
     composite = composite_of(around)
     if composite is None or composite.number:
@@ -342,7 +353,8 @@ def _read_after(
     after: Sequence[OpSignature], more: int, argument_shapes: Set[Shape], written: frozenset[str]
 ) -> tuple[Shape, str] | None:
     """Return the shape of the first tensor of the next calls that is not an argument of the composite, and the reason.
-    `more` is the number of further calls that allocate memory; they are skipped.
+
+    `more` is the number of further calls that allocate memory. They are skipped.
     """
     read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
     read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]
@@ -364,8 +376,8 @@ def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
 
 
 def transformed(composite: Composite, shape: Shape) -> Shape | None:
-    """Return the shape to which a Fourier transform reshapes its argument: one batch dimension before the transformed
-    ones.
+    """Return the shape to which a Fourier transform reshapes its argument. It has one batch dimension before the
+    transformed dimensions.
     """
     if not composite.call.name.startswith("aten::_fft_"):
         return None

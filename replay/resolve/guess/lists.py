@@ -52,7 +52,10 @@ def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
 
 
 def _joined(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors joined by cat and concat: equal parts of the result, because nothing shows their sizes."""
+    """Guess the tensors joined by cat and concat: equal parts of the result.
+
+    The parts are equal because nothing shows their sizes.
+    """
     around, dim, out = context.relatives(), _dim(known), known.tensor("out")
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
@@ -88,8 +91,10 @@ def _stacked_inside(around: Relatives) -> Guess | None:
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
-    """Guess equal parts of the tensor that the next call reads, which is assumed to be the result. If lists are not
-    recorded, there are two parts. Otherwise there are more parts than a recorded list can have (`MAX_RECORDED`).
+    """Guess equal parts of the tensor that the next call reads, which is assumed to be the result.
+
+    If lists are not recorded, there are two parts. Otherwise, there are more parts than a recorded list can have
+    (`MAX_RECORDED`), because a shorter list would have been recorded.
     """
     for whole, reader in first_tensors(around.following):
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
@@ -171,8 +176,8 @@ def read_inside(known: Call, context: Context) -> Guess | None:
 def parameters(known: Call, context: Context) -> Guess | None:
     """Guess a tensor list of a fused optimizer: a copy of another known list or, without one, one tensor per gradient.
 
-    Nested calls are no evidence, because they read only the optimizer's step counters. A backward pass computes the
-    gradients in reverse order.
+    Nested calls are no evidence, because they read only the optimizer's step counters. The gradients are taken in
+    reverse, because a backward pass computes them in reverse order.
     """
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="the same as in the other list of tensors")
@@ -209,8 +214,9 @@ def element_types(
 
 
 def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
-    """Return how many lists precede the list `name`. For ops other than `_foreach_*`, only lists with the same sizes
-    count.
+    """Return how many lists precede the list `name`.
+
+    For a `_foreach_*` op, all preceding lists count. For other ops, only lists with the same sizes count.
     """
     before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
     if spec.name.partition("::")[2].startswith("_foreach_"):
@@ -239,8 +245,9 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Rela
 
 
 def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of joined tensors with mixed dtypes; None if no tensor is converted. The dtypes come from each
-    `copy_` that converts a tensor into its piece of the result.
+    """Return the dtypes of joined tensors with mixed dtypes; None if no tensor is converted.
+
+    A tensor's dtype comes from the `copy_` that converts it into its piece of the result.
     """
     types: list[str] = []
     is_converted = False
@@ -261,8 +268,8 @@ def _types_in_each_call(
 ) -> ElementTypes | None:
     """Return the dtypes of a list's elements if each element is an argument of one nested call.
 
-    `place` is the number of lists with the same sizes before this one. For a `_foreach_*` op, it is also the position
-    of the element among a nested call's arguments. For other ops, this position is tried first. If it does not fit, the
+    `place` is the number of lists with the same sizes before this one. For a `_foreach_*` op, it is also the element's
+    position among the arguments of a nested call. For other ops, this position is tried first. If it does not fit, the
     lists are assigned in order to the positions that fit.
     """
     by_name: dict[str, list[OpSignature]] = {}
@@ -281,7 +288,7 @@ def _types_in_each_call(
 
 
 def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Return the dtypes of the tensors of these shapes that nested calls read, however many there are.
+    """Return the dtypes of the tensors of these shapes that nested calls read, whatever the number of calls.
 
     If a shape is read with several dtypes, the first is used. A tensor with the shape and dtype of another argument is
     no evidence, because it may be that argument. Elements that no call reads get the dtype of the other elements.
@@ -337,8 +344,9 @@ def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tu
 def _types_inside_join(
     shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
 ) -> ElementTypes | None:
-    """Return the dtypes of joined tensors. They come from the calls of `unsqueeze` in an enclosing `stack`, or from the
-    result that nested calls write.
+    """Return the dtypes of joined tensors.
+
+    They come from the `unsqueeze` calls of an enclosing `stack`, or from the result that nested calls write.
     """
     inside_stack = around.parent_name == "aten::stack"
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
@@ -365,8 +373,9 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
-    """Return the dtypes of broadcast tensors: a nested call expands each smaller tensor, and a following call reads the
-    rest.
+    """Return the dtypes of broadcast tensors.
+
+    The dtype of a smaller tensor comes from the nested call that expands it. The others come from a following call.
     """
     result = broadcast(shapes)
     if result is None or not shapes:
@@ -384,8 +393,8 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
 
 
 def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, int]:
-    """Map each possible shape of a join's result to the first dimension along which joining the tensors gives this
-    shape.
+    """Return the possible shapes of a join's result, each with the dimension along which joining the tensors gives it.
+    If several dimensions give a shape, it is the first.
     """
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
@@ -411,8 +420,10 @@ def joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> 
 
 
 def _joined_dim(op: str) -> Rule:
-    """Return the rule that guesses the joined dimension. It is the only dimension in which the tensors differ. If there
-    is none, it is the one with which the joined shape is read by a following call.
+    """Return the rule that guesses the joined dimension.
+
+    It is the only dimension in which the tensors differ. If they differ in none, it is the dimension that gives a
+    joined shape which a following call reads.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -448,7 +459,7 @@ def _no_tensors(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _sizes(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the sizes of pieces from nested views, if they add up to the whole; otherwise guess equal sizes."""
+    """Guess the sizes of pieces from nested views. If these do not add up to the whole, guess equal sizes."""
     around, recorded = context.relatives(), known.value("dim") is not None
     dim = known.dim(len(shape)) if recorded else 0
     by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
@@ -499,7 +510,9 @@ def _piece(call: OpSignature, dim: int) -> int | None:
 
 
 def _flattened(known: Call, context: Context) -> Guess | None:
-    """Guess the tensors of flatten_dense_tensors: nested calls view each as one dimension before joining them."""
+    """Guess the tensors of flatten_dense_tensors. Nested calls show them: they view each tensor as one dimension before
+    the tensors are joined.
+    """
     for name in ("aten::view", "aten::reshape", "aten::flatten"):
         if metas := _each(context.relatives().children, name):
             return Guess(tensors=metas, why=f"the tensors of the {len(metas)} calls of {name} inside the op")
@@ -529,4 +542,4 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
 }
 """(op without namespace, argument) → rule that guesses the argument."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}
-"""Argument of a `_fused_*` optimizer that is not a tensor list like the parameters → rule that guesses it."""
+"""Rules for arguments of `_fused_*` optimizers that are not tensor lists like the parameters, by argument name."""

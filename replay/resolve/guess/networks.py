@@ -58,8 +58,9 @@ def _of_input(which: str) -> Rule:
 
 
 def _recurrent(which: str) -> Rule:
-    """Return the rule that guesses a setting of a recurrent network from its list of weights. A layer has two matrices
-    and two biases per direction.
+    """Return the rule that guesses a setting of a recurrent network from its list of weights.
+
+    A layer has two matrices and two biases per direction.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -198,9 +199,7 @@ def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _halved(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of a gated unit: the one whose size is half as large in its gradient, or in the tensor read
-    next.
-    """
+    """Guess the dimension of a gated unit. Its size is half as large in the gradient, or in the tensor read next."""
     if not shape:
         return None
     grad = known.shape("grad_output")
@@ -231,8 +230,9 @@ def _drops(known: Call, context: Context) -> Guess | None:
 
 
 def _full_lengths(name: str, dim: int) -> Rule:
-    """Return the rule that guesses the sequence lengths of a batch. Each is the maximum that the shapes allow. Lengths
-    need a guess because lists over 30 elements are not recorded.
+    """Return the rule that guesses the sequence lengths of a batch. Each length is the maximum that the shapes allow.
+
+    Lengths need a guess because lists over 30 elements are not recorded.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -253,7 +253,7 @@ def _sparsely(known: Call, context: Context) -> Guess | None:
 
 
 def _counts_the_end(known: Call, context: Context) -> Guess | None:
-    """Guess whether the last offset is the number of indices, which is true if there is one bag fewer than offsets."""
+    """Guess whether the last offset is the number of indices. This is so if there is one bag fewer than offsets."""
     around, offsets = context.relatives(), known.shape("offsets")
     read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:

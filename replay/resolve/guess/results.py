@@ -1,9 +1,9 @@
 # pyright: strict
 """Guesses arguments from the shape of the result.
 
-An `out=` argument, the gradient, or a tensor that is written or read next shows this shape. Covers reductions, padding,
-resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a plain fallback is used, and
-the reason says so.
+The shape is shown by an `out=` argument, the gradient, or a tensor that is written or read next. Covers reductions,
+padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a plain fallback is
+used, and the reason says so.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def node_gradient(around: Relatives) -> TensorMeta | None:
 
 
 def _summed_type(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a sum with an explicit dtype from the view of its result or from its gradient."""
+    """Guess the dtype of a sum that was called with an explicit dtype. It is that of the result, as its view or its
+    gradient shows it.
+    """
     around = context.relatives()
     metas = [meta for meta, _ in first_tensors(around.children, ("aten::as_strided", "aten::fill_"))]
     dtype = next((meta.dtype for meta in (*metas, node_gradient(around)) if meta is not None and meta.dtype), None)
@@ -162,9 +164,11 @@ def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None
 
 
 def _elementwise_loss_reduction(known: Call, context: Context) -> Guess | None:
-    """Guess the reduction code from the nested calls: 2 for a sum, 0 if there are others but neither mean nor sum.
+    """Guess the reduction code from the nested calls: 2 if they include a sum, 0 if there are nested calls but neither
+    a mean nor a sum among them.
 
-    Losses over classes reduce in their kernel, and may call aten::sum for label smoothing, whatever the reduction.
+    This does not work for losses over classes. They reduce in their kernel, and may call aten::sum for label smoothing,
+    whatever the reduction.
     """
     inside = {call.name for call in context.relatives().inside}
     if not inside or "aten::mean" in inside:
@@ -276,8 +280,9 @@ def _scale_factors(spatial: int) -> Rule:
 
 
 def _input_size(spatial: int) -> Rule:
-    """Return the rule that guesses the input shape of a resampling whose backward reads only the gradient. It is the
-    shape in the forward call. If that is unknown, the guess is half the gradient's size.
+    """Return the rule that guesses the input shape of a resampling whose backward reads only the gradient.
+
+    The guess is the input shape of the forward call. If that is unknown, it is half the gradient's size.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -336,8 +341,10 @@ def _resized(known: Call, context: Context) -> Guess | None:
 
 
 def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
-    """Guess the final shape of a result that has another shape at first. The first shape can be that of unreduced
-    losses, of the input (`im2col`, `col2im`), or of all elements (`unique_consecutive`).
+    """Guess the final shape of a result that has another shape at first.
+
+    The first shape can be that of unreduced losses, of the input (`im2col`, `col2im`), or of all elements
+    (`unique_consecutive`).
     """
     parent = around.parent_name
     levels = list(zip(around.following, around.levels, strict=False))
@@ -358,8 +365,9 @@ _CONVOLUTIONS_BACK = frozenset({"aten::_slow_conv2d_backward", "aten::convolutio
 
 
 def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
-    """Guess the shape of the first argument of a following call. With `copies_only`, only copies count. This is for
-    slow convolutions, which copy their bias to the result.
+    """Guess the shape of the first argument of a following call.
+
+    With `copies_only`, only copies count. This is for slow convolutions, which copy their bias to the result.
     """
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         if (level and at >= _NEXT_READERS) or (copies_only and call.name != "aten::copy_"):
@@ -371,7 +379,9 @@ def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
 
 
 def _vector(around: Relatives, dtype: str) -> Guess | None:
-    """Guess the shape of the first vector that is read next, preferring `dtype`, or integers if `dtype` is ""."""
+    """Guess the shape of the first vector that is read next. Vectors of `dtype` are preferred, or integer vectors if
+    `dtype` is "".
+    """
     metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
     vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
     vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
@@ -383,7 +393,7 @@ _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace",
 
 @by_shape
 def _largest_count(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the `k` of topk: the size of the result's last dimension, the only one that may be smaller than the
+    """Guess the `k` of topk. It is the size of the result's last dimension, the only one that may be smaller than the
     input's.
     """
 

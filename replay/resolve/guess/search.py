@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 MAX_RANK = 12
 """Maximum rank of a viewed tensor for which arguments are tried."""
 MAX_TARGETS = 64
-"""Maximum number of possible result shapes that are considered; lists read by the next calls may have thousands."""
+"""Maximum number of possible result shapes that are considered. It is limited because lists read by the next calls may
+have thousands of tensors.
+"""
 MAX_PIECES = 4096
 SOON = 4
 """Number of following calls that are searched for the result of a slice, which may be as large as the sliced tensor."""
@@ -61,7 +63,9 @@ _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
 _REVERSED = re.compile(
     r"(View|UnsafeView|ReshapeAlias|Expand|Sum|Mean|T|Transpose|Permute|Squeeze|Unsqueeze|Alias)Backward\d*"
 )
-"""Ops whose backward restores the input size from the result's gradient with a view, possibly after another op."""
+"""Matches backward nodes of ops. These nodes restore the input size from the result's gradient with a view, possibly
+after another op.
+"""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +129,9 @@ def _forward(name: str, known: Call, context: Context) -> Tried | None:
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
-    """Return the result of the view that makes a call; None if no view makes the call. The view's own arguments are
-    guessed first.
+    """Return the result of the view that makes a call; None if no view makes the call.
+
+    The view's own arguments are guessed first.
     """
     around = context.relatives()
     call, above = around.parent, around.above
@@ -178,8 +183,9 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
 def _called(
     spec: OpSpec, source: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
 ) -> Tried | None:
-    """Call an overload on a meta tensor and return its result number `place`. Returns None if the call fails or does
-    not return `count` results.
+    """Call an overload on a meta tensor and return its result number `place`.
+
+    Returns None if the call fails or does not return `count` results.
     """
     named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
@@ -249,7 +255,9 @@ def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Se
 
 
 def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
-    """Return the values to try as `dim` of a squeeze, last first; several dimensions only inside a composite."""
+    """Return the values to try as `dim` of a squeeze, the last dimension first. Several dimensions at once are tried
+    only inside a composite.
+    """
     ones = [d for d in reversed(range(len(shape))) if shape[d] == 1]
     max_dims = len(ones) if inside.composite_of(around) is not None else 1
     several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
@@ -259,9 +267,8 @@ def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
     """Return the permutation that turns `shape` into `target`.
 
-    Dimensions of equal size keep their order. There are three exceptions: before an `unbind`, the first dimension is
-    assumed to come from another position; `repeat` has its own order; and a backward permutation is the inverse of the
-    forward one.
+    Dimensions of equal size keep their order, with three exceptions. Before an `unbind`, the first dimension is assumed
+    to come from another position. `repeat` has its own order. A backward permutation is the inverse of the forward one.
     """
     repeated = copies.interleaved(shape, around)
     if repeated is not None and tuple(shape[d] for d in repeated) == target:
@@ -355,7 +362,7 @@ def _makes_batch(around: Relatives, count: int) -> bool:
 
 
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
-    """Yield the shape of the forward call's argument for a view in its backward node, which restores that shape."""
+    """Yield the shape that a view in a backward node restores. It is the shape of the forward call's argument."""
     node = next((call.name for call in around.ancestors if "::" not in call.name), "")
     forward = around.forward_shape
     if node.startswith("Cat"):
@@ -372,8 +379,10 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """Return the shape without some or all of its leading dimensions of size 1. The result is the first such shape that
-    a following call reads. If none is read, all these dimensions are removed.
+    """Return the shape without some or all of its leading dimensions of size 1.
+
+    The result is the first such shape that a following call reads. If none is read, all leading dimensions of size 1
+    are removed.
     """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]

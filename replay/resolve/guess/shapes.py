@@ -76,8 +76,8 @@ def _factory_size(known: Call, context: Context) -> Guess | None:
 
 
 def _size_without_batch(known: Call, context: Context) -> Guess | None:
-    """Guess the size for one sample under vmap from the nested batched call, whose size has the batch
-    dimension first.
+    """Guess the size for one sample under vmap. It is the size in the nested batched call, without the batch dimension,
+    which is first.
     """
     around, own = context.relatives(), known.first_tensor()
     inside = around.batched() if around.batched is not None else None
@@ -107,7 +107,9 @@ def _memory_size(around: Relatives) -> Guess | None:
 
 
 def _empty_size(known: Call, context: Context) -> Guess | None:
-    """Guess a size for `empty`, [1] without evidence; allocating takes the same time for all but the largest sizes."""
+    """Guess a size for `empty`; [1] if nothing shows it. This hardly matters: allocating takes the same time for all
+    but the largest sizes.
+    """
     return _factory_size(known, context) or Guess(value=(1,), why="[1]: the trace does not show the size")
 
 
@@ -138,8 +140,8 @@ def _normalized_shape(known: Call, context: Context) -> Guess | None:
 
 
 def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
-    """Guess which gradients of a normalisation are required. The input's gradient always is; those of the weights are
-    if there are weights.
+    """Guess which gradients of a normalisation are required. The input's gradient always is. The gradients of the
+    weights are if there are weights.
     """
     weighted = known.tensor("weight") is not None
     return Guess(value=(True, weighted, weighted), why="gradients of the input and of the weights that exist")
@@ -158,8 +160,9 @@ def _half(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _reduced_shape(known: Call, context: Context) -> Guess | None:
-    """Guess the input shape of a max or min whose gradient goes to one position of dimension 0. That dimension gets the
-    minimum size, 2.
+    """Guess the input shape of a max or min whose gradient goes to one position of dimension 0.
+
+    That dimension is given the minimum size, 2.
     """
     grad = known.shape("grad")
     if grad is None:
@@ -169,7 +172,9 @@ def _reduced_shape(known: Call, context: Context) -> Guess | None:
 
 @by_shape
 def _where_index_differs(shape: Shape, known: Call, context: Context) -> Guess | None:
-    """Guess the dimension of gather and scatter: the first where index is larger than self or, if none is, differs."""
+    """Guess the dimension of gather and scatter: the first one in which index is larger than self. If there is none, it
+    is the first one in which they differ.
+    """
     index = known.shape("index")
     if not shape or index is None or len(shape) != len(index):
         return None
@@ -188,8 +193,10 @@ def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess 
 
 
 def _is_stable(known: Call, context: Context) -> Guess | None:
-    """Guess the argument `stable` of a sort. It is True, because this overload is called only if the argument is
-    passed. For a call that an `aten::sort` without the argument makes, the guess is False.
+    """Guess the argument `stable` of a sort.
+
+    The guess is True, because this overload is called only if the argument is passed. It is False if an `aten::sort`
+    without the argument makes the call.
     """
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:

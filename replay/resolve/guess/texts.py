@@ -25,8 +25,8 @@ _PADDINGS = {
 }
 """Start of the name of the op that aten::pad calls → mode."""
 _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
-"""Matches the kernel name of gelu, which contains the number of a lambda. The first lambda in the kernel's source is
-the approximation (ATen/native/cuda/ActivationGeluKernel.cu).
+"""Matches the kernel name of gelu and finds the number of a lambda in it. Number 1, the first lambda in the kernel's
+source, is the approximation (ATen/native/cuda/ActivationGeluKernel.cu).
 """
 _DIVISION = re.compile(r"div_(true|trunc|floor)_kernel")
 _REDUCTION = re.compile(r"(?:Reduce|reduce_)(Add|Multiply|Mean|Maximum|Minimum|add|multiply|mean|maximum|minimum)\b")
@@ -52,10 +52,10 @@ _EQUAL_TIMES = 1.15
 
 
 def what_others_take(op: str, argument: str, text: object) -> str:
-    """Return a note on how long a call would take with another string: the one whose time differs most from that of
-    `text`.
+    """Return a note on how long a call would take with another string.
 
-    Returns "" if all strings take the same time, or if no times were measured.
+    The other string is the one whose time differs most from that of `text`. Returns "" if all strings take the same
+    time, or if no times were measured.
     """
     times = _TIMES_US.get((op.rstrip("_"), argument), {})
     if not isinstance(text, str | None) or text not in times:
@@ -70,7 +70,9 @@ def _by_calls(text: str | None) -> Guess | None:
 
 
 def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
-    """Guess the string that `texts` gives for a word that `pattern` finds in the name of a recorded kernel."""
+    """Guess a string from the name of a recorded kernel. `pattern` finds a word in the name, and `texts` gives the
+    string for the word.
+    """
     matches = (pattern.search(kernel) for kernel in context.kernels)
     word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
     return (
@@ -123,9 +125,9 @@ def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
 def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
     """Return the reduction of `scatter_reduce` or `index_reduce`, from the calls of its backward.
 
-    Only "prod" calls the op again. "mean" counts elements by adding ones; "amax" and "amin" search for equal elements
-    and count them. These three add up counts with `scatter_add` or `index_add`. "sum" only gathers. Source:
-    torch/csrc/autograd/FunctionsManual.cpp.
+    Only "prod" calls the op again. "mean" counts elements by adding ones. "amax" and "amin" search for equal elements
+    and count them. "mean", "amax" and "amin" add up counts with `scatter_add` or `index_add`. "sum" only gathers.
+    Source: torch/csrc/autograd/FunctionsManual.cpp.
     """
     names = {call.name for call in calls}
     if names & {"aten::scatter_reduce", "aten::index_reduce"}:
@@ -136,8 +138,10 @@ def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
 
 
 def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
-    """Return the rule that guesses how an op combines values at the same position. `names` maps words in kernel names
-    to the op's strings. `otherwise` is the usual string, used without evidence.
+    """Return the rule that guesses how an op combines values at the same position.
+
+    `names` maps words in kernel names to the op's strings. `otherwise` is the usual string, which is used without
+    evidence.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -169,7 +173,10 @@ _TEXT_OVERLOADS = {
     "aten::linalg_norm": ("ord_str", frozenset({"aten::linalg_matrix_norm"})),
     "aten::linalg_cond": ("p_str", frozenset({"aten::linalg_inv_ex", "aten::reciprocal"})),
 }
-"""Op → (overload that takes a string where others take a number, nested calls that only this overload makes)."""
+"""Overloads that take a string where others take a number.
+
+An entry is op → (overload, nested calls that only this overload makes).
+"""
 
 
 def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context) -> str | None:
@@ -225,8 +232,8 @@ def _qr_mode(known: Call, context: Context) -> Guess | None:
 def _least_squares_driver(known: Call, context: Context) -> Guess | None:
     """Guess the LAPACK routine from the memory allocated for it (ATen/native/BatchLinearAlgebra.cpp).
 
-    All routines but "gels" allocate memory for a rank. Two of them also allocate memory for singular values; of these
-    two, "gelsd" needs integers in addition to its workspace.
+    All routines but "gels" allocate memory for a rank. Two of them also allocate memory for singular values. Of these
+    two, only "gelsd" needs integers in addition to its workspace.
     """
     calls, matrix = context.relatives().inside, known.tensor("self")
     names = [call.name for call in calls]
@@ -250,7 +257,8 @@ def _least_squares_driver(known: Call, context: Context) -> Guess | None:
 def _interpolation(known: Call, context: Context) -> Guess | None:
     """Guess how a quantile between two elements is computed (ATen/native/Sorting.cpp, quantile_compute).
 
-    It is either a weighted mean of both elements, or one element, which a rounded rank selects.
+    The quantile is either a weighted mean of both elements, or one of them. In the second case, a rounded rank selects
+    the element.
     """
     names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:
@@ -300,4 +308,4 @@ TEXTS: dict[tuple[str, str], Rule] = {
     ("searchsorted", "side"): _side,
     **{(op, "padding"): _convolution_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
 }  # fmt: skip
-"""(op without namespace, argument) → rule; the argument may be a number in another overload."""
+"""Rules that guess strings, by (op without namespace, argument). The argument may be a number in another overload."""

@@ -30,9 +30,9 @@ class Relatives(msgspec.Struct, frozen=True, kw_only=True):
     following: tuple[OpSignature, ...] = ()
     """The next few calls in order: those with the same parent, then those after the parent.
 
-    The backward node of a result has a gradient of the result's shape. It is inserted before the calls that follow the
-    call or its parent. A label without sizes, as autograd writes them, is replaced by the first nested call that has
-    sizes.
+    Before the calls that follow the call or its parent comes the backward node of its result. This node is included
+    because it has a gradient of the result's shape. A label without sizes, as autograd writes them, is replaced by the
+    first nested call that has sizes.
     """
     levels: tuple[int, ...] = ()
     """Level of each call in `following`: 0 if it has the same parent, 1 if it has the parent's parent, and so on. The
@@ -41,7 +41,9 @@ class Relatives(msgspec.Struct, frozen=True, kw_only=True):
     ancestors: tuple[OpSignature, ...] = ()
     """The parent, the parent's parent, and so on, up to a few levels."""
     places: tuple[int, ...] = ()
-    """Number of earlier calls of the same name with the same parent, for the call itself, for its parent, and so on."""
+    """Number of earlier calls of the same name with the same parent. The first number is for the call itself, the
+    second for its parent, and so on.
+    """
     labels: tuple[str, ...] = ()
     """Names of the next labels without sizes, in order."""
     above: Callable[[int], Relatives] | None = None
@@ -83,7 +85,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[str, ...] = ()
     """Names of the device kernels launched by the recorded calls."""
     lists_recorded: bool = False
-    """Whether the trace records sizes of tensor lists; if so, a list without sizes was longer than profilers record."""
+    """Whether the trace records sizes of tensor lists. If so, a list without sizes has more elements than profilers
+    record.
+    """
     number_lists_told: bool = True
     """Whether the trace marks lists of numbers by a type. If not, they look like absent arguments."""
     calls: int = 1
@@ -132,8 +136,10 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """Return the tensor at a position of a recorded call, or the single tensor of a list at that position. None if
-    there is neither.
+    """Return the tensor at a position of a recorded call. If the position has a list of a single tensor, return this
+    tensor.
+
+    Returns None in all other cases.
     """
     args = recorded_args(call)
     if position >= len(args):

@@ -1,7 +1,7 @@
 """Guesses for views, conversions and new tensors, from the tensors that are read next.
 
-These are evidence because most results are used at once. Covers sizes and dimensions of views, and dtypes and memory
-formats that are not recorded. If no nearby call has a size that the view could have, a default is used.
+Tensors read next are evidence because most results are used at once. Covers sizes and dimensions of views, and dtypes
+and memory formats that are not recorded. If no nearby call has a size that the view could have, a default is used.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ def _reads(name: str, shape: Shape) -> str:
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
-    """Guess the size that `as_strided_` gives new memory. It is the memory's shape; in a Fourier transform, the batch
-    dimensions are separate.
+    """Guess the size that `as_strided_` gives new memory.
+
+    It is the shape of the memory. In a Fourier transform, the memory's single batch dimension is split into those of
+    the input.
     """
     source = first_tensor_of(composite.call)
     if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
@@ -122,8 +124,9 @@ def _strides(known: Call, context: Context) -> Guess | None:
 
 
 def _expanded_strides(shape: Shape, size: Shape, strides: Shape) -> Shape | None:
-    """Return the strides of an expanded view: one with extra dimensions at one end, or with larger sizes where `shape`
-    has 1. None for other views.
+    """Return the strides of an expanded view; None for other views.
+
+    An expanded view has extra dimensions at one end, or larger sizes where `shape` has 1.
     """
     more = len(size) - len(shape)
     if more >= 0 and size[: len(shape)] == shape:
@@ -169,7 +172,9 @@ def _squeezed_dim(shape: Shape, known: Call, context: Context) -> Guess | None:
 
 
 def _sliced(which: str) -> Rule:
-    """Return the rule that guesses the dimension, start or end of a slice without evidence: all of dimension 0."""
+    """Return the rule that guesses the dimension, start or end of a slice for which there is no evidence. The guess is
+    all of dimension 0.
+    """
 
     @by_shape
     def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
@@ -190,8 +195,8 @@ def _unflattened_sizes(shape: Shape, known: Call, context: Context) -> Guess | N
 def _diagonal_of(which: str) -> Rule:
     """Return the rule that guesses the dimensions or the offset of a diagonal.
 
-    The dimensions are the last two of a batch. The length of the diagonal, which gives the offset, is shown by a call
-    that writes to it.
+    The dimensions are the last two of a batch. The offset follows from the length of the diagonal, which is shown by a
+    call that writes to it.
     """
 
     @by_shape
@@ -257,8 +262,10 @@ def _unfolded(which: str) -> Rule:
 
 
 def _converted(known: Call, context: Context) -> Guess | None:
-    """Guess the dtype of a conversion. It is the dtype of the tensor that a nested copy writes; without one, that of a
-    following call's tensor; without this, that of the source.
+    """Guess the dtype of a conversion.
+
+    It is the dtype of the first of these that exists: a tensor that a nested copy writes; a tensor that a following
+    call reads; the source.
     """
     source, calls = known.subject, context.relatives().inside
     if source is None:

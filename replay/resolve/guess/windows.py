@@ -29,8 +29,8 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
     """Return (stride, padding, dilation) with which a kernel of this size gives `out` from `size`.
 
     Among several solutions, the smallest dilation is preferred, then the smallest stride, then the padding that leaves
-    the fewest elements at the end unused. Only a window without padding may be dilated: then either the input was
-    padded before, or the output is smaller. If `out` is unknown, the result is stride 1 and "same" padding.
+    the fewest elements at the end unused. Only a window without padding may be dilated. The reason is that either the
+    input was padded before, or the output is smaller. If `out` is unknown, the result is stride 1 and "same" padding.
     """
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
@@ -72,7 +72,9 @@ def _is_transposed(known: Call, context: Context) -> bool:
 
 
 def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
-    """Check whether filters fit a transposed convolution; if they fit a plain one, too, the result must be larger."""
+    """Check whether filters fit a transposed convolution. If they also fit a plain one, the result must be larger than
+    the input.
+    """
     larger = math.prod(grad[2:]) > math.prod(source[2:])
     plain = grad[1] == weight[0] and source[1] % max(1, weight[1]) == 0
     return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)
@@ -103,8 +105,9 @@ def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
 
 
 def _channels(known: Call, weight: Shape) -> int:
-    """Return the number of result channels of a transposed convolution. It comes from the gradient or the bias. Without
-    these, it is the number of channels of one group.
+    """Return the number of result channels of a transposed convolution.
+
+    It comes from the gradient or the bias. Without these, it is the number of channels of one group.
     """
     grad, bias = (known.shape(name) or () for name in ("grad_output", "bias"))
     if len(grad) > 1:
@@ -183,8 +186,9 @@ def _pool_kernel(known: Call, context: Context) -> Guess | None:
 
 
 def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
-    """Return window widths that give `outs` from `sizes`. A window that halves a size usually has width 3, so that
-    windows overlap.
+    """Return window widths that give `outs` from `sizes`.
+
+    A window that halves a size usually has width 3, so that windows overlap.
     """
     pairs = list(zip(sizes, outs, strict=True))
     widths = [max(1, round(size / out)) for size, out in pairs] if all(outs) else [2] * len(sizes)
@@ -230,8 +234,9 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
-    """Return (number of parameters whose gradients autograd accumulates next, whether a gradient is passed on, too).
-    None if the trace has no autograd labels.
+    """Return (number of parameters whose gradients autograd accumulates next, whether a gradient is also passed on).
+
+    Returns None if the trace has no autograd labels.
     """
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     count = next((i for i, name in enumerate(labels) if not name.endswith("AccumulateGrad")), len(labels))
@@ -279,12 +284,15 @@ def _convolution_mask(known: Call, context: Context) -> Guess | None:
 
 
 _OF_PARENT = {"self_size": 0, "weight_size": 2}
-"""Size argument of a library's convolution backward (torch up to 1.10) → position of that tensor in the parent call."""
+"""Size arguments of a library's convolution backward (torch up to 1.10) → position of the tensor that has this size in
+the arguments of the parent call.
+"""
 
 
 def _size_of(name: str) -> Rule:
-    """Return the rule that guesses the size of a tensor from the enclosing call, which computes all gradients. Only the
-    enclosing call has this tensor as an argument.
+    """Return the rule that guesses the size of a tensor from the enclosing call, which computes all gradients.
+
+    Only the enclosing call has this tensor as an argument.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:
@@ -305,7 +313,9 @@ def _completed(known: Call, context: Context) -> Call:
 
 
 def _wanted(count: int) -> Rule:
-    """Return the rule that guesses which gradients are computed, from the nested calls; all if there are none."""
+    """Return the rule that guesses which gradients are computed. The nested calls show this. Without any, it is all
+    gradients.
+    """
 
     def rule(known: Call, context: Context) -> Guess | None:
         inside = [call.name for call in context.relatives().children]

@@ -25,8 +25,10 @@ _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
 }
-"""ATen op → indices of results that are not compared. They hold data for the backward, and their size depends on the
-device's kernel. Results with quantized dtypes are not compared either, because meta tensors do not have these dtypes.
+"""Results that are not compared, as ATen op → their indices.
+
+They hold data for the backward, and their size depends on the device's kernel. Results with quantized dtypes are not
+compared either, because meta tensors do not have these dtypes.
 """
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
 
@@ -39,7 +41,9 @@ def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, M
 
 
 def check_ops(ops: Sequence[ReplayOp], policy: Policy) -> list[MetaCheck]:
-    """Check each op on meta tensors; the calls are isolated, so an op that hangs or crashes does not affect others."""
+    """Check each op on meta tensors. The calls are isolated, so that an op that hangs or crashes does not affect
+    others.
+    """
     answers = forked.each(_encoded_check, ops, policy)
     return [
         MetaCheck(status="failed", detail=str(answer)) if isinstance(answer, Reason) else _CHECK.decode(answer)
@@ -76,8 +80,8 @@ def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
 
 
 def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[TensorMeta | None]:
-    """Return the recorded results, with None for results that differ on meta tensors: those in `_SCRATCH` and quantized
-    dtypes.
+    """Return the recorded results, with None for those that differ on meta tensors: results in `_SCRATCH` and results
+    with quantized dtypes.
     """
     scratch = _SCRATCH.get(op.name.removeprefix("aten::"), frozenset())
     return [
@@ -89,9 +93,9 @@ def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[Ten
 def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
     """Compare shapes and dtypes of results with the recorded ones.
 
-    None stands for a result that is not a tensor. Only results that are tensors in both lists are compared, for two
-    reasons: an undefined gradient is not recorded, and a portable equivalent may return fewer results than the vendor's
-    op.
+    None stands for a result that is not a tensor. Only results that are tensors in both lists are compared. There are
+    two reasons: an undefined gradient is not recorded, and a portable equivalent may return fewer results than the
+    vendor's op.
     """
     if len(results) != len(recorded):
         results, recorded = [m for m in results if m is not None], [m for m in recorded if m is not None]
@@ -107,8 +111,9 @@ def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta 
 
 
 def _resized(op: ReplayOp, call: MetaCall) -> str | None:
-    """Return an error text if the required size of an `out=` argument differs from the recorded one. An empty argument
-    is no error, because it may grow.
+    """Return an error text if the required size of an `out=` argument differs from the recorded one.
+
+    An empty argument is no error, because it may grow.
     """
     for arg in op.args:
         meta = arg.tensors[0] if arg.tensors and is_torch_out(op, arg) else None

@@ -1,9 +1,9 @@
 # pyright: strict
 """Calls functions on ops in a forked copy of this process, so that a hang or crash affects only the op that caused it.
 
-Intended for calls on meta tensors. These compute nothing, but they run torch's code on arguments from a trace, and such
-an argument may set the loop count of a composite op. Handles the fork and its limits. Ops that compute run in a worker
-(`isolation`) instead.
+Intended for calls on meta tensors. These compute nothing, but they run torch's code on arguments from a trace. Such an
+argument may set the loop count of a composite op. This module handles the fork and its limits. Ops that compute run in
+a worker (`isolation`) instead.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from opreplay.traces.names import plural
 Function = Callable[[ReplayOp, Policy], bytes]
 """Function at module level that does not raise. It runs in the child, where its side effects and output are lost."""
 CPU_S = 10.0
-"""CPU time limit per op in seconds; the first op may have to import torch's decompositions."""
+"""CPU time limit per op in seconds. It is this large because the first op may have to import torch's decompositions."""
 WALL_S = 120.0
 """Wall-clock limit in seconds for an op that waits without computing."""
 MOST_LOST = 6
-"""Number of ops that hang or crash after which the remaining ops are skipped. The limit exists because a file could
-hold any number of such ops.
+"""Number of ops that may hang or crash before the remaining ops are skipped. There is a limit because a file could hold
+any number of such ops.
 """
 MEMORY_BYTES = 512 << 20
-"""Memory limit of the child in bytes, see `worker.limit_memory`; meta tensors have no memory."""
+"""Memory limit of the child in bytes, see `worker.limit_memory`. The limit can be small because meta tensors have no
+memory.
+"""
 TOGETHER = 64
 """Number of ops sent to the child at once."""
 
@@ -61,7 +63,10 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 FUNCTIONS: dict[str, Function] = {}
 _lock = Lock()
 _lost: dict[bytes, Reason] = {}
-"""Key of a call that never returned → reason. Such calls are not repeated; their number bounds the time they cost."""
+"""Reasons of calls that never returned, by the call's key.
+
+Such calls are not repeated. Their number is limited by `MOST_LOST`, which bounds the time that they cost.
+"""
 
 
 def function(wanted: Function) -> Function:
@@ -106,7 +111,7 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
 
 
 def any_lost() -> bool:
-    """Check whether any call of this process did not return, which may depend on the machine's load."""
+    """Check whether any call of this process did not return. Whether a call does may depend on the machine's load."""
     return bool(_lost)
 
 
@@ -147,7 +152,10 @@ class _Copy:
         return cls.running
 
     def work(self, task: _Task, answers: list[bytes | Reason]) -> Reason | None:
-        """Append the child's replies to `answers`; return why the first op without a reply has none, or None."""
+        """Append the child's replies to `answers`.
+
+        Returns None if all ops have a reply. Otherwise, returns why the first op without a reply has none.
+        """
         try:
             send(self._channel, task)
             for _ in task.ops:
@@ -176,7 +184,9 @@ class _Copy:
         type(self).running = None
 
     def _ended(self) -> int | None:
-        """Return the exit status of a child that has ended, 0 if it was reaped before; None if it is alive."""
+        """Return the exit status of the child; None if it is alive. If the child has ended and was reaped before, the
+        result is 0.
+        """
         try:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
         except ChildProcessError:

@@ -48,7 +48,9 @@ RECURRENT = frozenset(
 )
 """Ops whose first argument and first result are sequences of equal length."""
 STEPS = 2
-"""Number of time steps for which a recurrent op is run: two, so that one step's result is the next one's input."""
+"""Number of time steps for which a recurrent op is run. It is two, so that one step's result is the next
+one's input.
+"""
 _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
 """Parts of torch's error messages for more elements or bytes than 64 bits can count."""
 
@@ -56,10 +58,10 @@ _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
     """Fill in `outputs` of a plan's ops from calls on meta tensors.
 
-    If a call does not show them, they stay None. If no device accepts an op's combination of sizes, this becomes the
-    op's reason. Ops with too many results are stopped before the calls, ops with results larger than any memory after
-    them. The limits exist because a plan may come from a file that has not been checked, and sizes from arguments that
-    are not tensors (`zeros([2**40, 2**40])`).
+    If a call does not show the outputs, they stay None. If no device accepts an op's combination of sizes, this becomes
+    the op's reason. Two limits exist because a plan may come from a file that has not been checked. Ops with too many
+    results are stopped before the calls. Ops with results larger than any memory are stopped after the calls, because
+    sizes may come from arguments that are not tensors (`zeros([2**40, 2**40])`).
     """
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
@@ -153,7 +155,9 @@ def _takes_device(op: ReplayOp) -> bool:
 
 
 def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str, Any]) -> Any:
-    """Call the recorded op's own meta kernel if it has one, even if an equivalent will be replayed."""
+    """Call the meta kernel of the recorded op itself, if it has one. This is done even if an equivalent will be
+    replayed.
+    """
     if op.resolved_by == "equivalent" and op.name.startswith("aten::"):
         with suppress(Exception):
             native = msgspec.structs.replace(op, resolved_by="jit", via=None)

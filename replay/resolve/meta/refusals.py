@@ -37,8 +37,10 @@ _FAITHFUL_NOTES = ("contiguous strides", "added to the schema after the recordin
 _NOT_OF_SIZES = re.compile(
     r"dtype|scalar ?type|\btypes?\b|stride|contiguous|layout|memory.format|alias|overlap|grad|^$", re.IGNORECASE
 )
-"""Matches torch's errors about something other than sizes. Such errors do not count, because strides may be assumed,
-and dtypes may be those before an unrecorded cast.
+"""Matches torch's errors about something other than sizes.
+
+Such errors do not show that a call is invalid: strides may be assumed, and dtypes may be those before an unrecorded
+cast.
 """
 
 

@@ -2,10 +2,10 @@
 
 torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
 compiled. It imports `symbolic_shapes` with sympy (some 490 modules) at the first check of a size or type promotion,
-only to find that there is no symbol. These imports take most of the time for a small plan. Light modules replace them.
-They behave as torch does for plain values, and load the real module as soon as another name is used.
+only to find that there is no symbol. These imports take most of the time for a small plan.
 
-Intended for a process that makes only such calls: see `forked`.
+Light modules replace them. They behave as torch does for plain values, and load the real module as soon as another name
+is used. They are intended for a process that makes only such calls: see `forked`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ _OF_PLAIN: dict[str, Callable[..., Any]] = {
     "sym_eq": _equal_sizes,
     "is_nested_int": lambda value: False if type(value) in (int, float) else None,
 }
-"""Functions of `symbolic_shapes`, for plain bools and integers only. For other arguments, they return None."""
+"""Replacements for functions of `symbolic_shapes` that handle only plain bools and integers. For other arguments, they
+return None.
+"""
 
 
 def _for_plain(name: str, of_plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -70,8 +70,9 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
 
     `ops` are names "namespace::op" or patterns "namespace::op*". The function is used for ops that could not be
     replayed as recorded. With `override`, it is used for all these ops, before torch, vendor libraries and opreplay's
-    references. If the function does not apply to a call, it returns None. An exception fails only that op. Raises
-    UsageError for malformed names and duplicates.
+    references. The function returns None for a call to which it does not apply. An exception fails only that op.
+
+    Raises UsageError for malformed names and duplicates.
     """
 
     def register(function: Converter) -> Converter:
@@ -107,10 +108,10 @@ def convert(entry: OpFunction, call: RecordedCall) -> Conversion | None:
 
 
 def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg]) -> Recorded | None:
-    """Return positional and named arguments in a schema's order, completed by its defaults; None if they do not fit the
-    schema.
+    """Return positional and named arguments in a schema's order; None if they do not fit the schema.
 
-    A tensor list takes all remaining tensors if no later argument takes a tensor.
+    Missing arguments get the schema's defaults. A tensor list takes all remaining tensors if no later argument takes a
+    tensor.
     """
     if not by_name.keys() <= {arg.name for arg in spec.args}:
         return None
@@ -127,8 +128,9 @@ def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[
 
 
 def _next_argument(arg: ArgSpec, queue: list[RecordedArg], takes_all: bool) -> RecordedArg | None:
-    """Remove the value for a schema's argument from the front of the queue, and return it. Without such a value, return
-    the argument's default; None if it has none.
+    """Remove the value for a schema's argument from the front of the queue, and return it.
+
+    If the queue has no such value, the argument's default is returned; None if it has no default.
     """
     if takes_all and queue and all(rec.kind == "tensor" for rec in queue):
         tensors = RecordedArg(kind="tensors", tensors=tuple(rec.tensor for rec in queue))

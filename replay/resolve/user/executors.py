@@ -49,7 +49,9 @@ class UserExecutor(OpFunction, frozen=True, kw_only=True):
     overloads: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Op → the only overload that the callable was registered for."""
     program: bool = False
-    """Whether this is a tile program, which computes values on the CPU, so its time is not the time of a kernel."""
+    """Whether this is a tile program. Such a program computes values on the CPU, so its time is not the time of a
+    kernel.
+    """
 
     @property
     def note(self) -> Assumption:
@@ -78,10 +80,12 @@ def register_executor(
 
     It gets their arguments and may return anything. `ops` are names "namespace::op" or patterns "namespace::op*". The
     callable is used for ops that could not be replayed without it; with `override`, for all calls of these ops. An
-    exception fails only that op. With a `schema`, "(Tensor x, float eps=1e-6) -> Tensor", the recorded arguments are
-    matched and completed as for any op, keyword-only ones are passed by name, and `!` marks arguments that are written
-    to. Without a schema, the recorded arguments are passed by position and named after the callable's parameters.
-    `mutates` then names the parameters that the callable writes to; these are reset between calls.
+    exception fails only that op.
+
+    With a `schema`, "(Tensor x, float eps=1e-6) -> Tensor", the recorded arguments are matched and completed as for any
+    op. Keyword-only arguments are passed by name, and `!` marks arguments that are written to. Without a schema, the
+    recorded arguments are passed by position and named after the callable's parameters. `mutates` then names the
+    parameters that the callable writes to; these are reset between calls.
 
     `fake` gets the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta
     tensors. `program` marks a tile program, which reports mention. Raises UsageError for malformed names or schemas and
@@ -121,8 +125,9 @@ def register_executor(
 
 
 def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
-    """Raise UsageError if `mutates` contains a name that no argument has. Arguments are those of the schema or, without
-    a schema, the parameters `names`.
+    """Raise UsageError if `mutates` contains a name that no argument has.
+
+    The arguments are those of the schema or, without a schema, the parameters `names`.
     """
     if entry.schema is not None:
         names = [arg.name for arg in _spec("user::op", entry.schema).args]
@@ -168,7 +173,11 @@ def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
 def bind_by_name(
     entry: UserExecutor, positional: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Return the arguments, some named by a conversion, and assumptions. Raises Unbound if a value is missing."""
+    """Return the arguments and the assumptions made for a call that a conversion returned; it named some of the
+    arguments.
+
+    Raises Unbound if a value is missing.
+    """
     args, notes = _by_position(entry, positional, context)
     named = tuple(
         msgspec.structs.replace(
@@ -191,8 +200,9 @@ def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
 def _inputs(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
-    """Return the tensors for a function (inputs, attrs), in the recorded order, and the assumptions made. Raises
-    Unbound if other values were recorded: the function needs their names, which a trace does not give.
+    """Return the tensors for a function (inputs, attrs), in the recorded order, and the assumptions made.
+
+    Raises Unbound if other values were recorded. The function needs their names, which a trace does not give.
     """
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
     if others:
@@ -239,8 +249,9 @@ def _by_position(
 
 
 def _takes_a_list(op: str, place: int, parameter: inspect.Parameter | None) -> bool:
-    """Check whether an argument is a list of tensors that may be None. The op's schema shows this; if torch does not
-    have the op, the annotation does.
+    """Check whether an argument is a list of tensors that may be None.
+
+    The op's schema shows this. If torch does not have the op, the annotation of the callable's parameter does.
     """
     if "::" in op and (specs := specs_of(op)):
         return any(place < len(spec.args) and spec.args[place].optional_elements for spec in specs)
@@ -254,7 +265,9 @@ _OPTIONAL_LIST = re.compile(r"^\W*(?:typing\.)?Optional\b|\]\s*\|\s*None\W*$")
 
 
 def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, notes: list[Assumption]) -> ReplayArg:
-    """Return a tensor list about which nothing is recorded: the tensors that nested calls show, or an empty list."""
+    """Return a tensor list about which nothing is recorded. It has the tensors that nested calls show, or is empty if
+    they show none.
+    """
     guess = lists.read_inside(Call({arg.name: arg for arg in before}), context)
     tensors = () if guess is None or guess.tensors is None else guess.tensors
     notes.append(Assumption(argument=name, what=NO_ELEMENTS if guess is None else guess.why))
@@ -331,7 +344,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def takes_inputs_and_attrs(function: Callable[..., Any]) -> bool:
-    """Check whether a callable has two parameters called `inputs` and `attrs`, or the second is annotated as a dict."""
+    """Check whether a callable takes (inputs, attrs). It must have two parameters, which are called `inputs` and
+    `attrs` or of which the second is annotated as a dict.
+    """
     signature = _signature(function) or {}
     if len(signature) != 2 or len(_parameters(function)[0]) != 2:
         return False
@@ -346,9 +361,9 @@ def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function (inputs, attrs) so that it is called like other executors: tensors by position, everything else
     by name.
 
-    The function gets all tensors in one list: tensor lists are flattened, like the inputs of a node, and absent tensors
-    are left out. Raises TypeError if the function returns anything but a list of tensors. A single tensor would
-    otherwise be interpreted as a list of its rows.
+    The function gets all tensors in one list. Tensor lists are flattened, like the inputs of a node, and absent tensors
+    are left out. Raises TypeError if the function returns anything but a list of tensors. Otherwise, a single tensor
+    would be interpreted as a list of its rows.
     """
 
     @functools.wraps(function)

@@ -1,9 +1,8 @@
 # pyright: strict
-"""Plain Python functions of a module that the user named.
+"""Plain Python functions of a module that the user named. They run ops of a namespace that have no schema.
 
-They run ops of a namespace that have no schema. Decides which attributes of the module may be called. Only the user
-names a module, never a trace. A name in a trace can access only a public function that the module itself defines or
-lists in `__all__`.
+This module decides which attributes of the named module may be called. Only the user names a module, never a trace. A
+name in a trace can access only a public function that the module itself defines or lists in `__all__`.
 """
 
 from __future__ import annotations
@@ -51,8 +50,9 @@ def python_function(name: str, module: ModuleType) -> PythonFunction | Reason:
 
 
 def refused_text(args: Sequence[ReplayArg]) -> Reason | None:
-    """Return why a function may not be called with these arguments, or None. Only `VENDOR_STRING_ARGUMENTS` may be
-    strings.
+    """Return why a function may not be called with these arguments; None if it may.
+
+    Only `VENDOR_STRING_ARGUMENTS` may be strings.
     """
     for arg in args:
         if arg.type.removesuffix("[]") == "str" and arg.value is not None and arg.name not in VENDOR_STRING_ARGUMENTS:

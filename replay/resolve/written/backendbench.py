@@ -40,7 +40,9 @@ DTYPES = {
 }
 """Short dtype name → dtype; the format has no other dtypes."""
 MADE_UP = '{"cnt":0}'
-"""Mark of a call that was never recorded: a plan counts it once, and an exported file lists it with cnt 0 again."""
+"""Mark of a call that was never recorded. A plan counts the call once, and an exported file lists it with cnt
+0 again.
+"""
 
 _HINT = (
     "Expected a file of BackendBench: 'Operator: aten.mm.default', then lines 'cnt: 1, ((T([4, 8], f16), ...), {})'."

@@ -72,9 +72,11 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
     """Return the op of a written call, with its arguments, for `device`.
 
     A call that cannot run here is returned unresolved with the reason, so that its time can be predicted; see
-    `_op_to_predict`. Users' conversions and executors apply as for a trace: those with `override` come first, and the
-    others are used if the op does not exist here. Raises UsageError for text that cannot be a call of a known op.
-    Raises NotCallable if the call has no tensor or the op's name is probably misspelled.
+    `_op_to_predict`. Users' conversions and executors apply as for a trace. Those with `override` come first. The
+    others are used if the op does not exist here.
+
+    Raises UsageError for text that cannot be a call of a known op. Raises NotCallable if the call has no tensor or the
+    op's name is probably misspelled.
     """
     try:
         return _callable_op(call, policy, device)
@@ -106,11 +108,13 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
 def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
     """Return the op of a call that cannot run here.
 
-    It is unresolved and has the reason, so that its time can be predicted. If only flags are missing, or one tensor is
-    given for a list, the call is completed and can run. If a published schema accepts the call, the op gets that
-    schema. Otherwise it is `ReplayOp.unfit` and gets the argument names of the op with the most similar name. Returns
-    None in three cases: a call without tensors that fits no schema, an overload that the op does not have, and a name
-    that a user registered or that nearly equals a name of torch or a user.
+    It is unresolved and has the reason, so that its time can be predicted. If a published schema accepts the call, the
+    op gets that schema. Otherwise it is `ReplayOp.unfit` and gets the argument names of the nearest schema, e.g. of the
+    op with the most similar name. There is one exception: if only flags are missing, or one tensor is given for a list,
+    the call is completed and can run.
+
+    Returns None in three cases: a call without tensors that fits no schema, an overload that the op does not have, and
+    a name that a user registered or that nearly equals a name of torch or a user.
     """
     parts = split_name(call.name)
     if parts is None:
@@ -141,8 +145,9 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallab
 
 
 def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tuple[ReplayArg, ...] | None:
-    """Name the arguments of a recorded call that cannot run here as `op_of_written` would name them. Returns None if no
-    schema is known for the op or for an op with a similar name.
+    """Name the arguments of a recorded call that cannot run here as `op_of_written` would name them.
+
+    Returns None if no schema is known for the op or for an op with a similar name.
     """
     values = tuple(map(_written_value, args))
     fit, _ = _nearest_to(name, CallText(name=name, args=values), specs_of(name), policy)
@@ -188,8 +193,9 @@ def _is_anothers(base: str, *, known: bool) -> bool:
 
 
 def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
-    """Return the call with the argument names of the nearest schema. Also returns whether this schema belongs to the op
-    itself, not to one with a similar name.
+    """Return the call with the argument names of the nearest schema, and whether this schema belongs to the op itself.
+
+    If not, the schema belongs to an op with a similar name.
     """
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
@@ -215,8 +221,9 @@ def _has_tensors(value: CallValue) -> bool:
 
 
 def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:
-    """Return the op that a user's conversion or executor makes of the call; None if none is registered. Only those with
-    this value of `override` count.
+    """Return the op that a user's conversion or executor makes of the call; None if none is registered.
+
+    Only conversions and executors that were registered with this value of `override` count.
     """
     conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
     if conversion is not None and conversion.override == override:
@@ -259,8 +266,9 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
 
 
 def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
-    """Return the call's values by argument name. None if the call has arguments that the schema lacks, or lacks
-    arguments that the schema requires.
+    """Return the call's values by argument name.
+
+    Returns None if the call has arguments that the schema lacks, or lacks arguments that the schema requires.
     """
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
@@ -428,8 +436,9 @@ def _op_of_target(entry: OpFunction, name: str, converted: Conversion, policy: P
 
 
 def _by_schema(call: CallText, policy: Policy) -> CallText:
-    """Return a conversion's call with all arguments by name, if any argument has a name. Positional arguments get the
-    names in the schema's order.
+    """Return a conversion's call with all arguments by name if any argument has a name.
+
+    Positional arguments then get the names in the schema's order. Other calls are returned unchanged.
     """
     if not call.kwargs:
         return call

@@ -55,7 +55,9 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     arg: ReplayArg
     inputs: tuple[str | None, ...] = ()
-    """Names of the inputs for the argument's tensors, in order, None if absent; or of the input for its number."""
+    """Names of the inputs that hold the argument's tensors, in order; None for an absent tensor. For a number, it is
+    the name of the input that holds it.
+    """
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,8 +129,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
     """Read the calls of a folder with their counts.
 
-    They have no recorded times, and their overloads are resolved afterwards. Lines with a solution are left out,
-    because they evaluate it for a workload that has its own line. A definition that opreplay did not write names no op.
+    They have no recorded times, and their overloads are resolved afterwards. Lines with a solution are left out. They
+    evaluate the solution for a workload that has its own line. A definition that opreplay did not write names no op.
     Its calls keep their sizes and dtypes, and get a reason. Raises FormatError.
     """
     folder = Path(path).resolve()

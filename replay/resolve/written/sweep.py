@@ -62,8 +62,10 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split command-line texts into (sizes, calls). Sweeps like "n=1,4 k=1,8" are split into single sizes. If there are
-    sweeps, texts of this form among the calls also count as sizes.
+    """Split command-line texts into (sizes, calls).
+
+    Sweeps like "n=1,4 k=1,8" are split into single sizes. If there are sweeps, texts of this form among the calls also
+    count as sizes.
     """
     split = [part for sweep in sweeps for part in sweep.split()]
     sizes = [text for text in texts if sweeps and _SIZES.fullmatch(text)]
@@ -136,9 +138,9 @@ def plan_of_calls(
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
     """Return a plan that contains each op of the calls once, with its outputs, and the op id of each call.
 
-    An op that cannot run here is unresolved and has a reason, see `op_of_written`. If a call on meta tensors shows that
-    an op's arguments are inconsistent, this becomes its reason (`is_refused`). Raises UsageError for texts that are not
-    calls, and in the cases of `op_of_written`.
+    An op that cannot run here is unresolved and has a reason, see `op_of_written`. A call on meta tensors may show that
+    an op's arguments are inconsistent. This then becomes the op's reason (`is_refused`). Raises UsageError for texts
+    that are not calls, and in the cases of `op_of_written`.
     """
     require_torch()
     from opreplay.replay.resolve.meta.check import check_plan

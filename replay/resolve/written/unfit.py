@@ -31,7 +31,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "Device": (str,),
     "Tensor": (TensorMeta,),
 }
-"""IR type of an argument or list element → Python types that a written value for it may have."""
+"""Python types that a written value may have, by the IR type of an argument or list element."""
 
 
 class Unfit(NamedTuple):
@@ -54,8 +54,9 @@ def published_specs(name: str) -> tuple[OpSpec, ...]:
 
 
 def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
-    """Return the call with the argument names of the schema that accepts most of its values. If several accept equally
-    many, it is the first of them.
+    """Return the call with the argument names of the schema that accepts the most of its values.
+
+    If several schemas accept equally many, the first of them is used.
     """
     fits = [_under(spec, call) for spec in specs]
     unnamed = {f"arg{i}": value for i, value in enumerate(call.args)}
@@ -63,7 +64,9 @@ def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
 
 
 def name_arguments(fit: Unfit) -> CallText | None:
-    """Return the call with all arguments by name, and False for missing flags; None for any other misfit."""
+    """Return the call with all arguments by name, and with False for missing flags. None if the call does not fit in
+    any other way.
+    """
     if fit.spec is None or fit.misfits:
         return None
     kinds = {arg.name: arg.kind for arg in fit.spec.args}

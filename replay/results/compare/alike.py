@@ -13,7 +13,7 @@ from opreplay.replay.results.compare.judge import OpComparison
 from opreplay.replay.results.stats import quantile
 
 LEAST_OPS = 5
-"""Minimum number of ops; with fewer, a change of all ops cannot be distinguished from changes of a few."""
+"""Minimum number of ops. With fewer, a change of all ops cannot be distinguished from changes of a few."""
 MANY_OPS = 8
 """Number of ops below which all ops but one must have changed by the same factor.
 
@@ -22,7 +22,7 @@ The middle half of so few ops is not representative of the other ops.
 LEAST_SPREAD = 0.015
 """If the log ratios have a smaller standard deviation than this, the ops count as changed by the same factor."""
 OF_ERRORS = 1.5
-"""Maximum scatter of the ratios, in standard errors of the ops, at which ops count as changed by the same factor."""
+"""Ops count as changed by the same factor if their log ratios scatter by at most this many standard errors of an op."""
 MIDDLE = 1.349
 """Distance of the first from the third quartile of a normal distribution, in standard deviations."""
 OUTLIERS, ROUNDS = 2.0, 3

@@ -24,8 +24,8 @@ class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
 def by_name(comparison: Comparison) -> list[OpGroup]:
     """Return the ops of two traces as rows, largest change first, with shapes of the same op combined.
 
-    If each side has shapes of an op that the other side lacks, all shapes of the op are combined. Otherwise, the shapes
-    of an op that only one side has are combined. If the comparison is not of two traces, each op is a separate row.
+    All shapes of an op are combined if each side has shapes that the other side lacks. Otherwise, only the shapes that
+    one side lacks are combined. In a comparison not of two traces, each op is a separate row.
     """
     if comparison.paired is None:
         return [OpGroup(op=op) for op in comparison.ops]

@@ -2,10 +2,10 @@
 """Find where the times of an op changed in a history of runs.
 
 The library ruptures proposes change points. They minimize the squared deviations of log times from the mean of their
-segment (PELT: Killick, Fearnhead and Eckley 2012), with a penalty so low that too many points are proposed.
+segment (PELT: Killick, Fearnhead and Eckley 2012). The penalty is so low that too many points are proposed.
 
 Student's t-test then compares the runs before and after each point, up to the neighbouring points. The least certain
-point is removed until all others pass at LEVEL, divided by the number of positions in all ops (Bonferroni).
+point is removed until all others pass. The level is LEVEL divided by the number of positions in all ops (Bonferroni).
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     """Label of the first run after the change."""
     ratio: float
-    """Geometric mean of the times from the change to the next change, divided by the mean before the change."""
+    """Geometric mean of the times from the change to the next change, divided by that of the times before the
+    change.
+    """
     before_us: float
     after_us: float
     """Median time from the change to the next change; `before_us` is the median before the change."""

@@ -22,7 +22,7 @@ MUST_AGREE: dict[str, str] = {
     "governor": "another frequency governor",
     "boost": "boost clocks in one run only",
 }
-"""Environment fact that must agree → what a difference means: times of two machines, not of two versions."""
+"""Environment fact that must agree → what a difference means. Times would compare two machines, not two versions."""
 
 NOTED: tuple[str, ...] = (
     "opreplay",
@@ -77,7 +77,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(before: Header, after: Header) -> tuple[Difference, ...]:
-    """Return the facts that differ, blocking ones first; a fact that one run lacks is ignored."""
+    """Return the facts that differ, blocking ones first. A fact that one run lacks is ignored."""
     return (
         *_between(before.environment, after.environment, MUST_AGREE, blocking=True),
         *_between(WERE_ALWAYS | before.options, WERE_ALWAYS | after.options, OPTIONS_MUST_AGREE, blocking=True),

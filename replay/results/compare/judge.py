@@ -2,10 +2,12 @@
 """Compare two runs: which ops became slower or faster, and which differences are noise. Reads files, runs nothing.
 
 The compared quantity is an op's ratio: its time in the second run divided by its time in the first. With method
-"gauges", both times are relative to fixed workloads timed with every sample (gauges), so that changes of the whole
-machine cancel; with "medians", they are plain medians. An op counts as slower if the ratio exceeds 1 by more than its
-95 % interval and by more than the threshold. The threshold is the user's or, if larger, 2.4 times the spread of the
-ratios of all ops. For ops measured in several rounds (visits), 2.6 standard errors of the ratio replace this spread.
+"medians", these are plain median times. With "gauges", they are relative to fixed workloads (gauges) timed with every
+sample, which cancels changes of the whole machine.
+
+An op counts as slower if the ratio exceeds 1 by more than its 95 % interval and by more than the threshold. The
+threshold is the user's or, if larger, 2.4 times the spread of the ratios of all ops. For ops measured in several rounds
+(visits), 2.6 standard errors of the ratio replace this spread.
 """
 
 from __future__ import annotations
@@ -51,21 +53,20 @@ If the log ratios are normally distributed, 0.8 % exceed it by chance. A larger 
 among ops that scatter by 2 %. A smaller value would report more false slowdowns.
 """
 NEAREST = (0.8, 1.2816)
-"""(share, number) so that this share of normally distributed values is within this number of standard deviations of the
-mean.
+"""(share, number): this share of normally distributed values is within this number of standard deviations of the mean.
 
 Only this share of ops is used, because the other ops include those that really changed.
 """
 VISITED_ERRORS = 2.6
-"""Minimum threshold of an op measured in several rounds (visits), in standard errors; the rounds give its error.
+"""Minimum threshold of an op measured in several rounds (visits), in standard errors. The rounds give this error.
 
-The value was tested with 50 ops in 7 runs under load, compared with themselves and with six of them slowed down: 1 %
-were falsely reported as slower.
+The value was tested with 50 ops in 7 runs under load. The runs were compared with themselves, also with six ops slowed
+down: 1 % were falsely reported as slower.
 """
 ERRORS = 2.14
 """Half a 95 % interval in standard errors: Student's t for 14 degrees of freedom (two runs of eight batches each)."""
 FOUND, FOUND_NORMAL = 0.8, 0.84
-"""Probability and share for a detectable change: it would be found with probability FOUND in a share FOUND of the ops.
+"""A change is detectable if it would be found with probability FOUND in a share FOUND of the ops.
 
 FOUND_NORMAL is the quantile of the normal distribution for FOUND.
 """
@@ -90,7 +91,7 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
     """Ratio of after to before that is judged, as computed by the comparison's method.
 
-    With gauges, it differs from the plain ratio of the two times. Between two traces, it is the ratio of the times per
+    With gauges, it differs from the plain ratio of the two times. For two traces, it is the ratio of the times per
     step.
     """
     low: float | None = None
@@ -99,8 +100,8 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     level: float = 0.95
     """Confidence level of the interval.
 
-    It is 0.8 if one side is a prediction, because the interval then combines the prediction's 80 % band with the
-    interval of the other side.
+    It is 0.8 if one side is a prediction. The interval then combines the prediction's 80 % band with the interval of
+    the other side.
     """
     note: str = ""
     """Why the verdict is unclear, what happened to an op that was lost, or other remarks."""
@@ -141,7 +142,7 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     low: float | None
     high: float | None
-    """Upper end of the interval, of confidence `level`; None for recorded sums and two predictions."""
+    """Upper end of the interval with confidence `level`; None for recorded sums and for two predictions."""
     level: float = 0.95
     """Confidence level of the interval: 0.8 if one side is a prediction."""
 
@@ -170,7 +171,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     """Number of ops with a time of this kind."""
     total_us: float
-    """Time of all calls of the ops with a time: the recorded sum, or the time of a call times the number of calls."""
+    """Time of all calls of ops that have a time: the recorded sum, or the time of a call times the number of calls."""
     matched_ops: int
     matched_us: float
     """Part of `total_us` in ops that the other side also has."""
@@ -186,7 +187,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """All ops of one class of work (GEMM, attention, elementwise, ...); times are in microseconds over all calls."""
+    """All ops of one class of work (GEMM, attention, elementwise, ...). Times are in microseconds over all calls."""
 
     name: str
     before_us: float
@@ -203,9 +204,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     """Requested threshold."""
     method: Method
-    """Method of the comparison; "medians" (of calls, or predicted times) unless both sides are measurements."""
+    """Method of the comparison. Unless both sides are measurements: "medians" (of calls, or predicted times)."""
     applied: float
-    """Threshold used: the requested one, or 2.4 times the ops' spread; the median if each op has its own threshold."""
+    """Threshold used: the requested one, or 2.4 times the ops' spread. If each op has its own, the median of these."""
     spread: float | None
     """Standard deviation of the log ratios without outliers; None below 20 ops."""
     power: float | None
@@ -228,7 +229,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     The ratios and intervals of ops are divided by it, but their times are not. None if the factor differs between ops.
     """
     unreached: tuple[int, int] = (0, 0)
-    """Number of ops in the plan of each run that the run did not reach: out of time, interrupted, or a rank lost."""
+    """Number of ops in each run's plan that the run did not reach: out of time, interrupted, or a rank lost."""
     sides: tuple[Side, Side] | None = None
     """Sides before and after, if at least one is not a measurement; None for two runs."""
     classes: tuple[ClassTotal, ...] = ()
@@ -346,8 +347,10 @@ def _thresholds(
 
 
 def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpComparison]:
-    """Return the ops that only one run has. With `cut`, the second run did not reach all of its ops; measured ops of
-    the first run that it lacks then count as lost.
+    """Return the ops that only one run has.
+
+    `cut` says that the second run did not reach all its ops. Then measured ops that only the first run has count as
+    lost.
     """
     first, second = ({result.id for result in run.results} for run in (before, after))
     gone = [
@@ -375,7 +378,7 @@ def sums_of(ops: Sequence[OpComparison]) -> tuple[float, float]:
 
 
 def raised_threshold(threshold: float, spread: float | None) -> float:
-    """Return the threshold, or the limit given by the spread of all ops' ratios if that is larger."""
+    """Return the larger of the threshold and the limit given by the spread of all ops' ratios."""
     return max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
 
 
@@ -394,10 +397,10 @@ def compare_op(
 ) -> OpComparison:
     """Return the comparison of an op that one or both runs replayed, before its ratio is judged.
 
-    The verdict is "lost" or "gained" if only one run has a time, "unclear" if the ratio cannot be judged, otherwise
-    "same".
+    The verdict is "lost" or "gained" if only one run has a time, and "unclear" if the ratio cannot be judged. Otherwise
+    it is "same".
 
-    `adjusted` is the ratio computed from the op's rounds (visits), if both runs have several rounds.
+    `adjusted` is the ratio computed from the op's rounds (visits), if both runs have several.
     """
     a, b = before.measurement, after.measurement
     comparison = OpComparison(
@@ -447,7 +450,7 @@ LEAST_ALIKE = 0.8
 
 
 def common_ratio(ops: Sequence[OpComparison], threshold: float) -> float | None:
-    """Return the ratio that most ops have within the threshold; None if there is none, or if it is no change."""
+    """Return the ratio that most ops have within the threshold. None if there is none, or if it means no change."""
     ratios = [op.ratio for op in ops if op.verdict == "same" and op.ratio]
     if len(ratios) < MIN_OPS_FOR_SPREAD:
         return None
@@ -497,8 +500,8 @@ def power_of(
 ) -> float | None:
     """Return the smallest change that would be found with probability `FOUND` in a share `FOUND` of the judged ops.
 
-    Each op is judged by its own threshold. For ops in `visited`, the error already includes the variation between runs;
-    for others, the error is at least `spread`.
+    Each op is judged by its own threshold. For ops in `visited`, the error already includes the variation between runs.
+    For other ops, it is at least `spread`.
     """
     detectable: list[float] = []
     for op in ops:
@@ -553,7 +556,7 @@ def _doubt(a: Measurement, b: Measurement) -> str:
 
 
 def _another_way(before: OpResult, after: OpResult) -> str:
-    """Return a note if a different implementation ran; this may be intended, to compare it with a built-in."""
+    """Return a note if a different implementation ran. This may be intended, to compare it with a built-in."""
     first, second = (result.via or result.resolved_by or "" for result in (before, after))
     return f"ran as {first} before, {second} after" if first != second else ""
 

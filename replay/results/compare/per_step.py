@@ -21,8 +21,8 @@ _NONE = (0.0, 0.0)
 class PerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Time (µs) and number of calls per step of each op in two traces, by op id, averaged over the compared steps.
 
-    Recordings without steps may have different lengths. For them, the time of an op on both sides is its median time of
-    a call multiplied by its number of calls in the first recording.
+    Recordings without steps may have different lengths. For them, an op's time on both sides is the median time of a
+    call multiplied by the number of calls in the first recording.
     """
 
     paired: PairedBy

@@ -44,7 +44,9 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
 
 
 def _pooled(results: Sequence[OpResult]) -> OpResult:
-    """Return an op with its median time over the runs whose measurement is of the same kind as the first."""
+    """Return an op with its median time over runs. Runs with another kind of measurement than the first are
+    left out.
+    """
     measured = [(result, result.measurement) for result in results if result.measurement is not None]
     if not measured:
         return results[0]
@@ -90,5 +92,5 @@ def _median_error(runs: Sequence[Measurement]) -> float | None:
 
 
 def _within(runs: Sequence[Measurement]) -> float:
-    """Return the error of the mean over several runs that follows from the errors of the runs; 0 if they have none."""
+    """Return the error of the mean over several runs that follows from the runs' own errors; 0 if they have none."""
     return math.hypot(*(run.relative_error for run in runs if run.relative_error is not None)) / len(runs)

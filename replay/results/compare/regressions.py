@@ -79,7 +79,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _total_violations(comparison: Comparison, limit: float) -> list[str]:
-    """Return a line if the ratio of totals, either of common ops or including ops of one side, exceeds `limit`."""
+    """Return a line if a ratio of totals exceeds `limit`: that of common ops, or that including ops of one side."""
     if comparison.whole is not None:
         return [f"{comparison.whole:.3f}× of all recorded time"] if comparison.whole > limit else []
     with_alone, new = comparison.with_alone, len(comparison.of("only after"))
@@ -109,7 +109,7 @@ def violations(conditions: Sequence[Condition], comparison: Comparison, step: St
 def untested_conditions(
     conditions: Sequence[Condition], comparison: Comparison, step: StepRatio | None = None
 ) -> list[str]:
-    """Return a line for each thing that could not be tested, with the reason; a check with such a line does not pass.
+    """Return a line for each thing that could not be tested, with the reason. A check with such a line does not pass.
 
     Reasons are: a condition has no evidence for or against it, the runs have no op in common, or a run was cut short.
     """

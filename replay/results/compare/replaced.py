@@ -10,13 +10,13 @@ from difflib import SequenceMatcher
 import msgspec
 
 ALIKE = 0.5
-"""Minimum similarity of two steps (share of calls in a common order); below it, they count as different programs."""
+"""Minimum similarity of two steps (share of calls in a common order). Below it, they count as different programs."""
 ALIGNED = 2000
-"""Maximum number of calls aligned, from the start of a step; layers repeat, and alignment is quadratic."""
+"""Maximum number of calls aligned, from the start of a step. Layers repeat, and alignment takes quadratic time."""
 LEAST_SHARE = 0.005
 """Minimum time of a replacement on either side, as a share of the time of the longer step."""
 LONGEST = 12
-"""Maximum number of calls in a replacement; longer differences count as a different program."""
+"""Maximum number of calls in a replacement. Longer differences count as a different program."""
 
 
 class StepCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class StepCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of the first step that the second step replaces by other calls; times are sums over all such places."""
+    """Calls of the first step that the second step replaces by other calls. Times are sums over all such places."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -51,7 +51,7 @@ def _us(calls: Sequence[StepCall]) -> float:
 
 
 def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple[Replaced, ...]:
-    """Return sequences of calls that differ between two steps, most time first; the calls around them are equal.
+    """Return sequences of calls that differ between two steps, most time first. The calls around them are equal.
 
     A sequence is considered only if it contains an op that its step calls more often than the other step does.
     """

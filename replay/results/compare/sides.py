@@ -2,12 +2,14 @@
 """Compare times of different kinds: recorded with recorded, measured or simulated. Reads files, runs nothing.
 
 Two GPUs, a trace and its replay, or a replay and a prediction differ for reasons that no reference workload removes.
-Therefore the plain ratio of the medians of an op's calls is judged: slower or faster if it exceeds the threshold,
-unclear if the intervals of both medians or the band of a prediction allow either. With fewer than six calls there is no
-interval: medians on a device's clock are compared as exact values, medians on a host's clock are inconclusive. For two
-recordings on a host's clock, the threshold is raised to the spread of all ops, as for two runs. The errors of two
-predictions are correlated, so predictions are compared as exact values. Between two recordings of one device, a change
-common to all ops (its clock rate) is divided out first.
+Therefore the plain ratio of the medians of an op's calls is judged. The op is slower or faster if the ratio exceeds the
+threshold. It is unclear if the intervals of both medians, or the band of a prediction, allow either. With fewer than
+six calls there is no interval. Then medians on a device's clock are compared as exact values, and medians on a host's
+clock are inconclusive.
+
+Two predictions are compared as exact values, because their errors are correlated. For two recordings on a host's clock,
+the threshold is raised to the spread of all ops, as for two runs. Between two recordings of one device, a change common
+to all ops (its clock rate) is divided out first.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ CONFIDENCE = {
 def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Times:
     """Return one kind of time from a result file.
 
-    `soc` names the simulated device; without it, the file must have only one. Raises UsageError if the file has no such
+    `soc` names the simulated device. Without it, the file must have only one. Raises UsageError if the file has no such
     time.
     """
     source = str(file.header.trace.get("source") or "")
@@ -292,7 +294,7 @@ def _outside_notes(ops: int) -> list[str]:
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:
-    """Check whether the op is predicted to launch no kernel, e.g. a view, so that there is nothing to compare."""
+    """Check whether the op is predicted to launch no kernel, e.g. a view. Then there is nothing to compare."""
     return side.what == "simulated" and op.us == 0.0
 
 
@@ -335,13 +337,13 @@ def _on_host(side: Times) -> bool:
 
 
 def _same_device(before: Times, after: Times) -> bool:
-    """Check whether both sides were recorded on the clock of devices with the same known name."""
+    """Check whether both sides were recorded on the clock of a device with the same known name."""
     on_device = all(side.what == "recorded" and side.clock == "device" for side in (before, after))
     return on_device and before.on == after.on != UNNAMED
 
 
 def _predicts(before: Times, after: Times) -> bool:
-    """Check whether exactly one side is a prediction, so that its band applies to the ratio.
+    """Check whether exactly one side is a prediction. Its band then applies to the ratio.
 
     The errors of two predictions are correlated, so their bands say nothing about the ratio.
     """
@@ -366,7 +368,9 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
 
 
 def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
-    """Return the error of the summed times of second ops; first ops give classes of work and call counts."""
+    """Return the error of the summed times of each pair's second op. The first op gives class of work and
+    call count.
+    """
     by_class = summed(
         (
             class_of_work(counted.name, counted.kernel or ""),
@@ -389,7 +393,9 @@ def _interval(a: OpTime, b: OpTime) -> tuple[float, float]:
 
 
 def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison:
-    """Return the ratio of an op that both sides have, with verdict "same" or the reason why it cannot be judged."""
+    """Return the ratio of an op that both sides have. If it can be judged, the verdict is "same"; otherwise a note says
+    why.
+    """
     comparison = OpComparison(
         id=a.id,
         name=a.name,

@@ -2,10 +2,10 @@
 """Compute ratios of ops measured in several rounds (visits) in both runs, without each op's response to machine load.
 
 Under load, ops that wait for caches slow down like the memory gauge (a fixed workload), ops that compute slow down like
-the other gauge, and some ops hardly slow down. An op's rounds, which are far apart in time, show how much it follows
-each gauge: same op, different load. Ops of one name respond in the same way and are fitted together, with a small
-individual part for each op. The fit is a ridge regression of the differences between rounds within a run, so that
-changes between runs have no effect.
+the other gauge, and some ops hardly slow down. An op's rounds are far apart in time, under different loads. They show
+how much the op follows each gauge. Ops of one name respond in the same way. They are fitted together, with a small
+individual part for each op. The fit is a ridge regression of the differences between rounds within a run. Changes
+between runs therefore have no effect.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ RIDGE_NAME, RIDGE_OP = 0.05, 0.3
 
 RIDGE_NAME is the weight of the expected response (`expected` in `by_visits`) against the data of all ops of a name.
 RIDGE_OP is the weight of the response of the name against the data of one op. Both were chosen on 50 ops in 13 runs
-under load; higher and lower values were not better.
+under load. Higher and lower values were not better.
 """
 CLIP_DEVIATIONS = 3.0
 """Number of standard deviations at which differences between visits are clipped."""
 OTHERS = 1.0
 """Weight of the mean variance of all ops relative to an op's own variance, which few visits estimate badly."""
 OFF_THE_MEAN = 0.25
-"""Share of an op's visits left out at either end (shortest and longest times); with three visits, none is left out."""
+"""Share of an op's visits left out at either end (shortest and longest times). With three visits, none is left out."""
 NEAREST = (0.68, 0.9945)
-"""(share, number) so that this share of normally distributed values is within this number of standard deviations of the
-mean.
+"""(share, number): this share of normally distributed values is within this number of standard deviations of the mean.
 
 Only this share of ops is used, because the other ops include those that really changed.
 """
@@ -60,15 +59,15 @@ class Adjusted(NamedTuple):
     """Standard error of the logarithm of the ratio.
 
     The variation between the rounds of a run gives a first error. If most ratios are farther from 1 than this error
-    suggests, it is multiplied by the factor by which they are. The result includes effects that last longer than a run,
-    which do not appear between its rounds.
+    suggests, it is multiplied by the same factor. The result includes effects that last longer than a run, which do not
+    appear between its rounds.
     """
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
-    """Map each op id to its adjusted ratio; `pairs` maps op ids to (name, before, after).
+    """Map each op id to its adjusted ratio. `pairs` maps op ids to (name, before, after).
 
-    Both runs must have measured an op in at least two rounds, with the same gauges; other ops are left out.
+    Ops are left out unless both runs measured them in at least two rounds, with the same gauges.
     """
     groups: dict[tuple[str, int], dict[str, list[Floats]]] = {}
     for id_, (name, before, after) in pairs.items():
@@ -113,7 +112,9 @@ def _table(measurement: Measurement) -> Floats:
 
 
 def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
-    """Return X^T X and X^T y: X is the gauge readings, y time minus expected response, centred within each run."""
+    """Return X^T X and X^T y. X is the gauge readings, y the time minus expected response. Both are centred within each
+    run.
+    """
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
     limit = CLIP_DEVIATIONS * float(np.median(np.abs(rest))) / 0.6745
@@ -122,7 +123,7 @@ def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats,
 
 
 def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[str, float]) -> dict[str, Adjusted]:
-    """Return the adjusted ratios; `logs` holds log times of each op's visits in both runs, without the gauges' effects.
+    """Return the adjusted ratios. `logs` holds log times of each op's visits in both runs, without the gauges' effects.
 
     `unsure` is the variance of the difference between the runs' corrections, relative to the variance of one visit.
     """

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Select the programs to emit for other compilers: those with correct values, for tensor ranks with correct values."""
+"""Select the programs, and the ranks of their tensors, to emit for other compilers: those with correct values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from opreplay.traces.model import TensorMeta
 MADE_UP = 128
 """Size of every dimension in generated cases, for programs without cases."""
 MOST_RANKED = 5
-"""Maximum number of input tensors for which combinations of vectors and matrices are tried, not only matrices."""
+"""Maximum number of input tensors for which all mixes of vectors and matrices are tried. With more, only
+matrices are.
+"""
 
 
 def emit_right(
@@ -28,8 +30,8 @@ def emit_right(
 ) -> Emitted:
     """Emit those programs whose values are correct, and list the errors of the others.
 
-    Values are checked for the given cases and for the programs' own cases. A program without cases is emitted for each
-    combination of ranks of its tensors (vectors or matrices) that gives correct values.
+    Values are checked for the given cases and for the programs' own cases. A program without cases is emitted for those
+    ranks of its tensors (vectors or matrices) that give correct values.
     """
     right: list[Case] = []
     chosen: list[Program] = []
@@ -66,7 +68,9 @@ def _around(program: Program, cases: Sequence[Case]) -> list[Case]:
 
 
 def _of_right_ranks(program: Program, device: DeviceProfile) -> tuple[list[Case], Broken | None]:
-    """Return generated vector and matrix cases whose values are correct; if none are, the error with matrices."""
+    """Return the generated vector and matrix cases with correct values. If there are none, also return the error with
+    matrices.
+    """
     if reference_of(program) is None:
         return [], None
     names = [p.name for p in program.inputs if p.role != "scalar"]

@@ -1,6 +1,6 @@
 """Run a program once with expressions in place of numbers, and record the statements of its kernel.
 
-Loops stay loops. The body of `steps` is run twice: values that the second iteration takes from the first become
+Loops stay loops. The body of `steps` is run twice. Values that the second iteration takes from the first become
 loop-carried values.
 """
 
@@ -169,10 +169,9 @@ class Tracer:
         return number.value
 
     def _place(self, text: str, number: Num) -> int:
-        """Return a block's position as a plain number. The kernel gets one branch per possible position; this run takes
-        one.
+        """Return a block's position as a plain number. Raises Refused if that is impossible.
 
-        Raises Refused if that is impossible.
+        The kernel gets one branch per possible position. This run takes one of them.
         """
         reason = f"the position of a block is used as a plain number: {text}"
         total = bound_of(number)
@@ -393,7 +392,7 @@ class Tracer:
         return Tile(self.note(parts, "acc"), shape, "float32")
 
     def _operand(self, tile: Tile, depth: int) -> Value:
-        """Return a factor of a matrix product with invalid elements set to zero, as they are in loaded tiles."""
+        """Return a factor of a matrix product with invalid elements set to zero. In loaded tiles they already are."""
         mask = "" if tile.source is not None else self.mask(tile.shape, only=depth)
         return self.note(("tl.where(", mask, ", ", tile.value, ", 0)")) if mask else tile.value
 
@@ -437,7 +436,7 @@ class Tracer:
         return names if len(names) == count else [f"b{at}" for at in range(count)]
 
     def dealt(self, shape: Sequence[Any], steps: Sequence[Any], drops: Sequence[bool]) -> Iterator[tuple[Block, ...]]:
-        """Yield the blocks of the loop whose iterations become program instances; a kernel has only one such loop."""
+        """Yield the blocks of the loop whose iterations become program instances. A kernel has only one such loop."""
         if self._dealt or len(self._bodies) > 1:
             raise Refused("a second loop over blocks: a kernel can have only one")
         self._dealt = "now"
@@ -464,7 +463,7 @@ class Tracer:
         return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step, total)
 
     def turns(self, first: Any, last: Any, step: Any, *, drop: bool) -> Iterator[Block]:
-        """Yield the blocks of a loop on one core; its body is run twice, and the two iterations are compared."""
+        """Yield the blocks of a loop on one core. Its body is run twice, and the two iterations are compared."""
         line = user_line()
         (name,) = self._loop_names(1)
         bound = bound_of(last)
@@ -520,7 +519,7 @@ def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Va
 
 
 def _update(loop: Loop, value: Value, update: Value) -> None:
-    """Assign an iteration's result to the loop-carried value; they share a name if the old value is not used later."""
+    """Assign an iteration's result to the loop-carried value. They share a name if the old value is not used later."""
     at = next((i for i, node in enumerate(loop.body) if isinstance(node, Statement) and node.target is update), None)
     if at is not None and not any(_uses(node, value) for node in loop.body[at + 1 :]):
         update.alias = value
@@ -599,7 +598,7 @@ def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _terms(index: str, stride: Any) -> list[str]:
-    """Return the terms of an address along one block dimension; a tuple `stride` combines several tensor dimensions."""
+    """Return the terms of an address along one block dimension. A tuple `stride` combines several tensor dimensions."""
     if not isinstance(stride, tuple):
         return [index if same(stride, 1) else f"{index} * {enclosed(stride)}"]
     out: list[str] = []
@@ -613,7 +612,7 @@ def _terms(index: str, stride: Any) -> list[str]:
 
 
 def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
-    """Map each block dimension to its stride in `ref`; one block dimension may combine several dimensions of `ref`."""
+    """Map each block dimension to its stride in `ref`. One block dimension may combine several dimensions of `ref`."""
     dims = [(size, stride) for size, stride in ref.dims if not _is_single(size)]
     wanted = [dim for dim, size in enumerate(shape) if not _is_single(size)]
     if len(dims) == len(wanted):

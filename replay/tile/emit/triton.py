@@ -392,7 +392,7 @@ def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
 
 
 def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequence[str]) -> list[str]:
-    """Return launcher code that launches a kernel, or returns False if the kernel is not valid for the arguments."""
+    """Return launcher code. It launches a kernel, or returns False if the kernel is not valid for the arguments."""
     later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
     later += [text for text, bases in kernel.conditions.items() if not bases <= set(kernel.fixed)]
     later += [f"{name}.numel() < 2**31" for name in bound.tensors]  # places are 32-bit numbers

@@ -240,7 +240,7 @@ def enclosed(number: Any) -> str:
 
 
 def _in_brackets(text: str) -> bool:
-    """Check whether the first bracket is closed by the last one, so that the text needs no further brackets."""
+    """Check whether the first bracket is closed by the last one. The text then needs no further brackets."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -250,7 +250,7 @@ def _in_brackets(text: str) -> bool:
 
 
 def bound_of(number: Any) -> Any:
-    """Return an upper bound of a size; the launcher knows the bound even if the size depends on block positions."""
+    """Return an upper bound of a size. The launcher knows the bound even if the size depends on block positions."""
     if plain_known(number):
         return number
     out: Any = number.constant
@@ -289,7 +289,7 @@ def product(numbers: Sequence[Any]) -> Any:
 
 
 class DType(str):
-    """A dtype that the kernel takes from an argument, so that one kernel serves all dtypes.
+    """A dtype that the kernel takes from an argument. One kernel then serves all dtypes.
 
     A comparison with it becomes a condition of the kernel.
     """
@@ -315,7 +315,7 @@ class DType(str):
 
 
 class Cell(msgspec.Struct):
-    """Scratch memory: data that one half of a core stores and the other half loads becomes one value of the kernel."""
+    """Scratch memory. Data that one half of a core stores and the other half loads becomes one value of the kernel."""
 
     shape: tuple[Any, ...]
     tile: Tile | None = None
@@ -473,7 +473,7 @@ class Value:
 
     alias: Value | None
     over: bool
-    """Whether the value is from the first iteration of a loop that has ended, so later iterations have replaced it."""
+    """Whether the value is from the first iteration of a finished loop. Later iterations have replaced it."""
 
     @property
     def name(self) -> str:

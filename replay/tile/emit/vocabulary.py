@@ -183,7 +183,7 @@ FUNCTIONS: dict[str, Any] = {
     "zeros": _zeros,
     **{name: _statistic(spec) for name, spec in STATISTICS.items()},
 }
-"""Name → function, except for functions generated from the instruction table; unsupported functions raise Refused."""
+"""Name → function, without the functions generated from the instruction table. Unsupported functions raise Refused."""
 
 
 def rebuilt(function: Any) -> Any:

@@ -30,8 +30,8 @@ SUMS = dict.fromkeys(("float16", "bfloat16", "float32", *sorted(FLOAT8)), "float
 def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = None) -> Tile:
     """Return a @ b on the cube core, added to `acc` if given: [m, k] by [k, n] in L1 to [m, n] in L0C.
 
-    Floats accumulate in float32, int8 in int32. L0A and L0B are implicit: pieces of k that fill half of each are copied
-    there, so that loading and computing overlap. `bias` is a row in L1 that is added to the first product of a sum.
+    Floats accumulate in float32, int8 in int32. L0A and L0B are implicit. Pieces of k that fill half of each memory are
+    copied there, so loading and computing overlap. `bias` is a row in L1 that is added to the first product of a sum.
     """
     on = core()
     if on.kind == "vector":
@@ -140,7 +140,9 @@ def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
 
 
 def _deepest(on: Core, place: Any, bytes_each: int) -> int:
-    """Return the largest k that fits into half of L0A or L0B, in steps of 16; a k of 16 may take the whole memory."""
+    """Return the largest multiple of 16 for k that fits into half of L0A or L0B. A k of 16 may take the whole
+    memory.
+    """
     there = capacity(place, on.device)
     step = there // 2 // bytes_each // FRACTAL * FRACTAL
     if step:
@@ -160,7 +162,7 @@ def _note(on: Core, place: Any, size: int, twice: bool) -> None:
 
 
 def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
-    """Move a product from L0C to L1 as an operand, with conversion on the way; instruction TMOV on pipe FIXP."""
+    """Move a product from L0C to L1 as an operand, and convert it on the way. Instruction TMOV on pipe FIXP."""
     on = core()
     name = str(dtype).removeprefix("torch.")
     if t.place != L0C:

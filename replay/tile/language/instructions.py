@@ -1,7 +1,7 @@
 """Pipe, dtypes and cycles of each instruction, with the source of each number.
 
 A vector instruction takes `start + slope * elements` cycles. `slope` is for float32 on a core whose vector instructions
-read and write 128 bytes at a time; for 2-byte types, half of it is used. Unless stated otherwise, numbers come from the
+read and write 128 bytes at a time. For 2-byte types, half of it is used. Unless stated otherwise, numbers come from the
 public cost models of PTO-ISA and asc-devkit.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 Buffer = tuple[int, int, int]
-"""A buffer: (place in the source, number of earlier executions of the place, number of its rotating buffers)."""
+"""Buffer of a place in the source: (place, number of its earlier executions, number of its rotating buffers)."""
 Pipe = str
 """MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM) or S (scalar)."""
 MTE2, MTE1, CUBE, FIXP, VEC, MTE3, SCALAR = "MTE2", "MTE1", "CUBE", "FIXP", "VEC", "MTE3", "S"
@@ -48,7 +48,7 @@ Advance = tuple[tuple[int, int], ...]
 class Repeat(NamedTuple):
     """A step that repeats the preceding `length` steps of the list `times` more times, including nested repetitions.
 
-    `advance` says by how many uses the rotating buffers of each place in the source move on in each repetition.
+    `advance` holds, for each place in the source, by how many uses its rotating buffers move on per repetition.
     """
 
     length: int
@@ -63,7 +63,7 @@ class Part:
 
     def __init__(self, steps: list[Step], times: tuple[int, ...], advance: Advance) -> None:
         self.steps = steps
-        """Steps shared by blocks that do the same work; buffers are numbered from the start of the block."""
+        """Steps shared by blocks that do the same work. Buffers are numbered from the start of the block."""
         self.times = times
         """Counts of the repetitions, in order."""
         self.advance = advance
@@ -103,7 +103,7 @@ class Spec(NamedTuple):
     compute: Callable[..., Any]
     """Computes the result from torch tensors."""
     triton: str
-    """Triton expression with `{}` or `{0}` for operands; a name alone is a function that exists for float32 only."""
+    """Triton expression with `{}` or `{0}` for operands. A name alone is a function that exists for float32 only."""
     source: str
 
 
@@ -246,7 +246,7 @@ CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
     )
     for pair in ((one, other), (other, one))
 )
-"""Pairs of dtypes between which TCVT converts directly; other conversions go through a third dtype.
+"""Pairs of dtypes between which TCVT converts directly. Other conversions go through a third dtype.
 
 Source: asc-devkit's table of Cast for A2 and A3, and the table for A5 for float8.
 """
@@ -261,10 +261,10 @@ EXPAND_START, EXPAND_ROW = 30.0, 1.0
 COLUMN_STEP = TWO
 """Cycles per element of column sums and maxima, which add rows to each other."""
 SORT_START, SORT_SLOPE = 40.0, 1.2
-"""TSORT32: start and cycles per element; fitted with MERGE_SLOPE to top-k of 1024 columns (5,500 cycles per row)."""
+"""TSORT32: cycles to start and per element. Fitted with MERGE_SLOPE to top-k of 1024 columns (5,500 cycles per row)."""
 MERGE_START, MERGE_SLOPE = 60.0, 1.4
 """TMRGSORT: start and cycles per element of one merge of up to four lists."""
 GATHER_START, GATHER_SLOPE = 40.0, 0.25
-"""TGATHER by index: start and cycles per element (assumed: a quarter of a cycle per 4-byte element)."""
+"""TGATHER by index: cycles to start and per element. Assumed: a quarter of a cycle per 4-byte element."""
 TRANSPOSE_START, TRANSPOSE_SLOPE = 40.0, 0.07
 """TTRANS: start and cycles per element; it processes 16 rows of 32 bytes at a time."""

@@ -105,7 +105,7 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
 
 
 def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[Expr]:
-    """Return the block numbers by dimension, from the block's position in the order of all blocks."""
+    """Return the block number in each dimension, from the block's position in the order of all blocks."""
     if len(counts) == 1:
         return [number]
     each = [Expr(((Computed(whole_part, number, Expr((), n)), 1),)) for n in below]
@@ -164,7 +164,7 @@ class Half(Block):
 
 
 def vectors(rows: int) -> Iterator[Half]:
-    """Yield the two vector cores of the group, each with its half of `rows`; the loop body runs on the yielded core.
+    """Yield the two vector cores of the group, each with its half of `rows`. The loop body runs on the yielded core.
 
     If only the time is needed, only the first half is run, because both halves do the same work.
     """
@@ -215,7 +215,7 @@ def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -
 
 
 def prepare(memory: Memory, data: Any) -> None:
-    """Initialize a memory with its data and the record of its writers; without data it counts as unwritten."""
+    """Initialize a memory's data and the record of its writers. Without data, the memory counts as unwritten."""
     import torch
 
     dtype = getattr(torch, memory.dtype)
@@ -287,9 +287,9 @@ def load(
 ) -> Tile:
     """Copy a part of a tensor from GM to UB, or to L1 on the cube core.
 
-    `buffers` is the number of rotating buffers of this source line: the n-th load waits until nothing reads the data of
-    load n - `buffers` any more. `shape` pads the tile at the end of its dimensions. The padding is filled with `fill`;
-    without `fill`, it must not be used. `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
+    `buffers` is the number of rotating buffers of this source line. The n-th load waits until nothing reads the data of
+    load n - `buffers` any more. `shape` pads the tile at the end of its dimensions, with the value `fill`. Without
+    `fill`, the padding must not be used. `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
     """
     core = current()
     if not isinstance(ref, Ref):
@@ -407,7 +407,9 @@ def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
 
 
 def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
-    """Return (number of contiguous runs, elements per run); rows selected by number are separate runs."""
+    """Return (number of contiguous runs, elements per run). If `rows` selects rows by number, each row is a separate
+    run.
+    """
     if rows is None:
         return runs_of(ref)
     count, run = runs_of(Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset))
@@ -422,14 +424,14 @@ def _row_numbers(rows: Tile, memory: Memory) -> Any:
 
 
 def check_numbers(at: Any, size: int, message: str) -> None:
-    """Raise TileError if a number is outside 0 to `size` - 1; `{}` in `message` stands for the first such number."""
+    """Raise TileError if a number is outside 0 to `size` - 1. `{}` in `message` stands for the first such number."""
     wrong = at[(at < 0) | (at >= size)]
     if wrong.numel():
         raise fail("bounds", message.format(int(wrong[0])))
 
 
 def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float]:
-    """Return the field of `Pipes` with a load's rate, and the load's cycles besides those for moving bytes."""
+    """Return the field of `Pipes` with a load's rate, and the load's cycles in addition to those for moving bytes."""
     pipes = core.device.pipes
     if to == L1:
         return "gm_to_l1", max(0.0, runs * pipes.l1_row - moved / pipes.gm_to_l1)
@@ -516,8 +518,8 @@ def _unordered(core: Core, others: Any) -> Any:
 def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
     """Copy a tile from UB or L0C to a part of a tensor in GM with the same shape.
 
-    A tile from L0C is converted to the tensor's dtype on the way; with `relu`, negative values become 0 before that.
-    With `add`, the tile is added to the existing values; all cores may do this, in any order, and the result must be a
+    A tile from L0C is converted to the tensor's dtype on the way. With `relu`, negative values become 0 before that.
+    With `add`, the tile is added to the existing values. All cores may do this, in any order, and the result must be a
     `tile.Sum`. `rows` is a tile of row numbers: row i of the tile goes to row rows[i].
     """
     core = current()
@@ -587,7 +589,9 @@ OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", 
 
 
 def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    """Check whether shapes are equal without sizes of 1, or after one is flattened to rows of its last dimension."""
+    """Check whether shapes without sizes of 1 are equal, or become equal if one is flattened to rows of its last
+    dimension.
+    """
     wanted_sizes, tile_sizes = _squeezed(wanted), _squeezed(shape)
     if wanted_sizes == tile_sizes:
         return True

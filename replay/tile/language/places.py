@@ -44,11 +44,11 @@ Limit = Literal[
 ]
 """Kinds of limits that a program can exceed or violate.
 
-In the order of the list: the size of each memory; a dtype for which the pipe has no instruction; shapes that do not
-fit; a path between memories that does not exist; runs that a copy cannot gather; the bounds of a tensor; the order of
-two cores or halves; a buffer that a later load has overwritten; reading unwritten data; reading the padding of a
-partial tile; results that differ from the reference; requirements on cores; too much work to run; any other error of
-the program.
+"UB" to "L0C": size of the memory. "dtype": the pipe has no instruction for it. "shape": shapes that do not fit. "path":
+no path between two memories. "stride": runs that a copy cannot gather. "bounds": end of a tensor. "race": order of two
+cores or halves. "stale": a buffer that a later load has overwritten. "unwritten": reading unwritten data. "mask":
+reading the padding of a partial tile. "values": results that differ from the reference. "cores": requirements on cores.
+"size": too much work to run. "program": any other error of the program.
 """
 
 DTYPE_BYTES: dict[str, int] = {
@@ -120,7 +120,7 @@ Spot = tuple[object, ...]
 
 
 def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
-    """Return the current place in the source, as a path down from the program's function, and its file and line."""
+    """Return the current place in the source (as a path down from the program's function), and its file and line."""
     frame = user_frame()
     if frame is None:
         return (), ("program", 0)

@@ -336,7 +336,9 @@ class Skipped(msgspec.Struct):
     tail: int
     """Number of iterations that are run at the end of the loop."""
     half: bool
-    """Whether only half of the possible iterations were skipped, so that one in the middle is run and compared."""
+    """Whether only half of the possible iterations were skipped. An iteration in the middle is then run and
+    compared.
+    """
 
 
 def count_true_periods(

@@ -52,7 +52,7 @@ Kind = Literal["vector", "cube"]
 UNITS = ("cube", "vec0", "vec1")
 """Cores of a group."""
 LONGEST_PERIOD = 12
-"""Maximum period, in iterations, with which a loop's instructions may repeat; with rotating buffers, it exceeds 1."""
+"""Maximum period, in iterations, of a loop's instructions. Rotating buffers make the period longer than 1."""
 TAIL = 2
 """Iterations at the end of a loop that are always run."""
 PROBED = 8
@@ -60,11 +60,11 @@ PROBED = 8
 PROBES = 8
 """Number of iterations, spread over the skipped ones, that are run and compared if the loop body inspects positions."""
 MOST_LOOKED = 2048
-"""Maximum number of position-dependent iterations that are all run; in longer loops only `PROBES` are run."""
+"""Maximum number of position-dependent iterations that are all run. In longer loops, only `PROBES` are run."""
 FEWEST_SURVEYED = 3
-"""Minimum number of blocks per core for grouping blocks by the work they do; with fewer blocks, each core is run."""
+"""Minimum number of blocks per core for grouping blocks by the work they do. With fewer blocks, each core is run."""
 MOST_SURVEYED = 64
-"""Number of blocks that a survey may run in any case; each further block must represent at least one other block."""
+"""Number of blocks that a survey may run in any case. If it runs more, each must stand for two blocks on average."""
 MOST_INSTRUCTIONS = 3_000_000
 """Maximum number of recorded instructions of one core."""
 
@@ -72,7 +72,7 @@ Item = TypeVar("Item")
 
 
 class Unsteady(Exception):
-    """Raised if a loop that seemed to repeat changes in the middle; all its iterations are then run again."""
+    """Raised if a loop that seemed to repeat changes in the middle. All its iterations are then run again."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -80,7 +80,7 @@ class Unsteady(Exception):
 
 
 class PositionInspected(Exception):
-    """Raised if the work of a block depends on its position; a survey of all blocks then finds each core's work."""
+    """Raised if the work of a block depends on its position. A survey of all blocks then finds each core's work."""
 
 
 class Unsurveyed(Exception):
@@ -104,13 +104,13 @@ class Recording(msgspec.Struct):
     )
     """(sizes, block sizes) of each loop that was distributed to cores."""
     longest: dict[int, int] = msgspec.field(default_factory=dict[int, int])
-    """Place in the source of a loop that a core runs in sequence → the loop's largest number of iterations."""
+    """Source place of a loop that a core runs in sequence → largest number of iterations of the loop."""
     index_seen: bool = False
-    """Whether the program's work depends on its blocks' positions, so that other cores may do different work."""
+    """Whether the program's work depends on its blocks' positions. Other cores may then do different work."""
     left_out: int = 0
     """Number of iterations that were not run because they repeat other iterations."""
     position_dependent: int = 0
-    """Number of left-out iterations in loops whose body inspects positions; they may do different work."""
+    """Number of iterations left out of loops whose body inspects positions. They may do different work."""
     kind: Kind = "vector"
     mixed: bool = False
     """Whether both the cube core and vector cores of the group are used."""
@@ -273,7 +273,7 @@ class Core:
         writes: Sequence[Buffer] = (),
         moves: tuple[str, int, str] = ("", 0, ""),
     ) -> None:
-        """Add one instruction to the recording; `moves` is the (path, bytes, tensor) of data moved from or to GM."""
+        """Add one instruction to the recording. `moves` is the (path, bytes, tensor) of data moved from or to GM."""
         steps = self.recording.steps
         if len(steps) >= MOST_INSTRUCTIONS:
             raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions per core", hint="Use larger tiles.")
@@ -360,7 +360,7 @@ class Core:
         return "; ".join([*parts, *([f"{kib(others)} of others"] if parts and others else [])])
 
     def check_overflow(self, *, whole: bool) -> None:
-        """Raise TileError if more of a memory was used than it has.
+        """Raise TileError if a memory was used beyond its size.
 
         With `whole`, the reported amount is that of the entire program. Otherwise it is a lower bound, because another
         error stopped the program.
@@ -450,7 +450,9 @@ class Core:
             self._in_use[key] = self._in_use.get(key, 0) - slots * size
 
     def repeat(self, iteration: Iteration, times: int) -> Atom:
-        """Record that the steps since this iteration repeat `times` more times; return the variable of this count."""
+        """Record that the steps since this iteration repeat `times` more times, and return the variable of
+        this count.
+        """
         steps, advance, number = self.recording.steps, self.advance_since(iteration.uses), Atom()
         self._counts[len(steps)] = number
         steps.append(Repeat(len(steps) - iteration.begin, times, advance))
@@ -515,7 +517,7 @@ class Core:
         return Body(self.relative_steps(iteration), counts, self.advance_since(iteration.uses))
 
     def advance_since(self, uses: Sequence[int]) -> Advance:
-        """Return by how much the buffers of each place in the source have advanced since the counts in `uses`."""
+        """Return by how much each source place's buffers have advanced since the counts in `uses`."""
         before = [*uses, *[0] * (len(self._uses) - len(uses))]
         return tuple(
             (at, now - then) for at, (now, then) in enumerate(zip(self._uses, before, strict=True)) if now > then
@@ -698,7 +700,7 @@ class _Blocks(Generic[Item]):
             self.bodies.append(body)
 
     def _next(self, block: int) -> int:
-        """Return the next block to run, if possible on the same core, so that memory holds the same data."""
+        """Return the next block to run, if possible on the same core. Its memory then holds the same data."""
         following = block + self._core.cores
         if block >= 0 and following < len(self.body_of) and self.body_of[following] < 0:
             return following
@@ -725,7 +727,7 @@ class _Blocks(Generic[Item]):
         return alike
 
     def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
-        """Run one of the blocks `members`, which are assumed to do the work `body`, and check that it does this work.
+        """Run one of the blocks `members`, and check that it does the work `body`, as is assumed for all of them.
 
         If a block has many repetitions that were not compared yet, all iterations of its loops are run. Raises
         Unsurveyed if the work differs.
@@ -797,7 +799,7 @@ def unrolled(steps: Sequence[Step]) -> list[Instruction]:
 
 
 def advance_of(steps: Sequence[Step], own: Advance) -> dict[int, int]:
-    """Return by how much the steps advance the buffers of each place: `own`, plus the repetitions among the steps."""
+    """Return by how much the steps advance each place's buffers: `own`, plus the repetitions among the steps."""
     totals: list[dict[int, int]] = [{}]
     for step in steps:
         now = dict(totals[-1])

@@ -54,7 +54,7 @@ class Memory:
         self.writers: Any = None
         """Core that wrote each element; -1 for none."""
         self.readers: Any = None
-        """Core that read each element of a memory that is read and written; -1 for none, -2 for several."""
+        """For a memory that is read and written: core that read each element; -1 for none, -2 for several."""
         self.line_of: Any = None
         """Index into `lines` of the store that wrote each element."""
         self.lines: list[tuple[str, int]] = []
@@ -148,7 +148,7 @@ class Block:
         return self._start, self._stop
 
     def within(self, size: int) -> tuple[Any, int]:
-        """Return start and stop within a dimension; record the bounds check if other blocks might fail it."""
+        """Return start and stop within a dimension. The bounds check is recorded if other blocks might fail it."""
         start: Any = self._start if self._most is not None and self._most <= size else self.start
         return start, start + self.size
 
@@ -355,7 +355,9 @@ class Tile(Operators):
         self.why = ""
         """Reason for elements without data: "mask" for padding, "unwritten" for memory that was only allocated."""
         self.reserved: list[int] = []
-        """One-element list of the reserved bytes, 0 once released; [] for parts and loads, whose buffers persist."""
+        """One-element list of the reserved bytes, 0 once released. [] for parts and loads, because their buffers
+        persist.
+        """
         self.generation = -1
         """For a loaded tile: number of earlier executions of its place in the source."""
         self.owner: Tile | None = None

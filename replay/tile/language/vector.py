@@ -554,13 +554,13 @@ def gather(t: Tile, index: Tile) -> Tile:
 def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
     """Sort each run of 32 keys of a row in descending order, and reorder the int32 numbers of the keys in the same way.
 
-    Takes a row of n keys, whose last run may be shorter. `merge4` merges the runs. Instruction TSORT32.
+    Takes a row of n keys. The last run may be shorter. `merge4` merges the runs. Instruction TSORT32.
     """
     return _sorted(keys, numbers, 32, "sort32", table.SORT_START, table.SORT_SLOPE)
 
 
 def merge4(keys: Tile, numbers: Tile, run: int) -> tuple[Tile, Tile]:
-    """Merge up to four adjacent sorted runs of length `run` into one of 4 * run; instruction TMRGSORT."""
+    """Merge up to four adjacent sorted runs of length `run` into one of 4 * run. Instruction TMRGSORT."""
     on = core()
     if on.values and keys.data is not None:
         row = keys.data.reshape(-1)

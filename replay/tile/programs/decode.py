@@ -121,7 +121,7 @@ def _latent(q, cache, table, lengths, rank=512, scale=192**-0.5):
 def mla_decode(q, cache, table, lengths, out: tile.Out, rank=512, scale=192**-0.5, *, heads=32, columns=128):
     """Compute attention of one query per sequence to latent keys in pages.
 
-    The first `rank` channels of the keys are also the values. Queries have shape [sequences, heads, channels]; their
+    The first `rank` channels of the keys are also the values. Queries have shape [sequences, heads, channels]. Their
     channels are already in the latent space, followed by the rotary channels.
     """
     size = cache.shape[1]

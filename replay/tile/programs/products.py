@@ -15,10 +15,10 @@ from opreplay.replay import tile
     reference=lambda a, b: (a.float() @ b.float()).to(a.dtype),
 )
 def matmul(a, b, c: tile.Out, *, bm=128, bn=256, bk=256, buffers=2):
-    """Compute c = a @ b; either factor may be stored transposed.
+    """Compute c = a @ b. Either factor may be stored transposed.
 
-    `bk` is the block size along k for 2-byte dtypes; it is halved for float32. With `buffers=1`, each product waits for
-    its loads.
+    `bk` is the block size along k for 2-byte dtypes, and half of it is used for float32. With `buffers=1`, each product
+    waits for its loads.
     """
     bk = bk // 2 if a.dtype == "float32" else bk
     for m, n in tile.grid(c.shape, (bm, bn)):
@@ -174,7 +174,7 @@ def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, 
     """Compute attention over (heads, queries, channels) without storing all weights.
 
     The softmax is updated with each block of keys. The cube core multiplies the weights by the values `ahead` key
-    blocks later, so that it works in parallel with the vector cores.
+    blocks later. Thus, it works in parallel with the vector cores.
     """
     scale = scale or q.shape[2] ** -0.5
     for h, m in tile.grid(q.shape[:2], (tile.EACH, bq)):

@@ -75,7 +75,7 @@ def _norm_backward(x, w, g, eps=1e-6):
     choices={"rows": (1, 2, 4)},
 )
 def rms_norm_backward(x, w, g, dx: tile.Out, dw: tile.Sum, eps=1e-6, *, rows=2):
-    """Compute the gradients of `rms_norm` for x and for w; all cores add up the gradient for w over all rows."""
+    """Compute the gradients of `rms_norm` for x and w. All cores add up the gradient for w over all rows."""
     weight, columns = tile.load(w).float(), x.shape[1]
     for r in tile.blocks(x.shape[0], rows):
         h, up = tile.load(x[r]).float(), tile.load(g[r]).float()
@@ -97,7 +97,7 @@ def _entropies(x, target):
     choices={"rows": (1, 2, 4), "columns": (1024, 2048)},
 )
 def cross_entropy(x, target, loss: tile.Out, *, rows=4, columns=2048):
-    """Compute the loss of each row of logits for its target, updating maximum and sum for each piece of columns."""
+    """Compute the loss of each row of logits for its target. Each piece of columns updates the maximum and the sum."""
     for r in tile.blocks(x.shape[0], rows):
         wanted = tile.load(target[r]).to("int32").float().view(-1, 1)
         top, total = tile.full((r.size, 1), -1e30), tile.zeros((r.size, 1))

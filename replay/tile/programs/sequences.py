@@ -42,7 +42,9 @@ def _convolved(x, w):
     choices={"rows": (8, 16, 32), "columns": (128, 256)},
 )
 def causal_conv1d(x, w, y: tile.Out, *, rows=16, columns=256):
-    """Compute, for each channel, the weighted sum of each position and earlier positions; zeros before the first."""
+    """Compute, for each channel, the weighted sum of each position and earlier ones. Positions before the first are
+    zero.
+    """
     window = w.shape[0]
     for r, c in tile.grid(x.shape, (rows, columns)):
         total = tile.zeros((r.size, c.size))
@@ -64,7 +66,7 @@ def _counted(x, bins=16):
 
 @tile.kernel("tile::histogram", reference=_counted, cases=("x=f32[2048,4096]",), choices={"n": (2048, 4096, 8192)})
 def histogram(x, counts: tile.Sum, bins=16, *, n=4096):
-    """Count the elements in equal bins from -4 to 4; elements outside are counted in the outermost bins."""
+    """Count the elements in equal bins from -4 to 4. Elements outside are counted in the outermost bins."""
     flat = x.view(-1)
     for b in tile.blocks(flat.shape[0], n):
         at = tile.floor((tile.load(flat[b]).float() + 4.0) * (bins / 8))

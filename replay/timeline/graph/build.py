@@ -1,5 +1,5 @@
 # pyright: strict
-"""Build the execution graph of one step from its threads, tasks and waits, which other modules find."""
+"""Build the execution graph of one step from its threads, tasks and waits. Other modules find these parts."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ from opreplay.traces.links.steps import Step, busy_steps
 _SKEW_US = 5.0
 """Maximum difference of host and device clocks in one trace."""
 _WOKEN_US = 1000.0
-"""A thread (except the main thread) that did nothing for longer than this is assumed to have waited to be woken."""
+"""Idle time, in µs, after which a thread is assumed to have waited to be woken. Does not apply to the main thread."""
 
 
 def step_graph(trace: Trace, step: Step) -> StepGraph:
-    """Return the graph of one step of a trace that was read with its activity. Raises TraceError if nothing
-    ran in it.
+    """Return the graph of one step of a trace that was read with its activity.
+
+    Raises TraceError if nothing ran in the step.
     """
     if trace.activity is None:
         raise TraceError(
@@ -107,7 +108,10 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
 
 
 class _Start(msgspec.Struct, frozen=True):
-    """Start of work at `at_us` on a thread idle since `idle_us`, caused at the point `source`: (track, time)."""
+    """Start of work at `at_us` on a thread that was idle since `idle_us`.
+
+    The point `source`, (track, time), caused the start.
+    """
 
     track: int
     idle_us: float
@@ -115,7 +119,7 @@ class _Start(msgspec.Struct, frozen=True):
     source: tuple[int, float]
     lag_us: float
     after_previous_us: float | None
-    """Lag after the end of the thread's previous work; None if that work cannot delay the start."""
+    """Lag after the end of the thread's previous work. None if that work cannot delay the start."""
     kind: int
     recorded: bool
 
@@ -212,8 +216,8 @@ def _blocks(events: HostEvents, tasks: Tasks, near: _Near, end_us: float | None,
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a graph, with the node numbers of each part before sorting.
 
-    Nodes come in this order: blocks of all threads, tasks, and those tasks of the previous step that something waits
-    for.
+    Nodes come in this order: blocks of all threads, tasks of this step, and tasks of the previous step that something
+    waits for.
     """
 
     threads: list[_Thread]
@@ -391,7 +395,10 @@ def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
 
 
 def _thread_edges(thread: _Thread, base: int, starts: Sequence[_Start], edges: EdgeList) -> None:
-    """Add an edge from each block to the next, except to a woken block, which does not wait for its thread's work."""
+    """Add an edge from each block of a thread to the next block.
+
+    A block that another thread woke gets no such edge, because it does not wait for its own thread's work.
+    """
     n = len(thread.blocks.start_us)
     if n < 2:
         return

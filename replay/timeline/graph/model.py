@@ -40,8 +40,9 @@ NO_OP = -1
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
-    """One row per device task and per interval of a host thread. Intervals end at launches, at waits, and at points
-    that other threads wait for.
+    """One row per device task and per interval of a host thread.
+
+    Intervals end at launches, at waits, and at points that other threads wait for.
 
     Rows are sorted so that the target of each edge comes after its source. Times are in µs after the step's start.
     """
@@ -57,11 +58,13 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     owner: Ints
     """Row in `Trace.ops` of the op that launched a device task, or -1."""
     row: Ints
-    """Row in `Trace.kernels` for a device task; -1 for the host and for an NPU's whole collective."""
+    """Row in `Trace.kernels` for a device task. It is -1 for host nodes and for a node that is a whole collective of an
+    NPU.
+    """
     collective: Ints
     """Index into `Activity.collectives`, or -1."""
     first_slice: Ints
-    """Index of a host node's first slice: it has slices `first_slice[i]` up to `first_slice[i] + slices[i]` of
+    """Index of a host node's first slice. Node `i` has slices `first_slice[i]` up to `first_slice[i] + slices[i]` of
     `StepGraph.slices`.
     """
     slices: Ints
@@ -71,7 +74,7 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Edges(msgspec.Struct, frozen=True, kw_only=True):
-    """Dependencies: row `target` cannot start before `lag_us` after the end of row `source`; sorted by target."""
+    """Dependencies, sorted by target. Row `target` cannot start before `lag_us` after the end of row `source`."""
 
     source: Ints
     target: Ints
@@ -82,9 +85,11 @@ class Edges(msgspec.Struct, frozen=True, kw_only=True):
     recorded: npt.NDArray[np.bool_]
     """Whether the trace records the dependency; otherwise it was inferred from times."""
     unknown_us: Floats
-    """Part of `lag_us` that nothing recorded explains; a schedule keeps it, although no dependency is known for it."""
+    """Part of `lag_us` that no record explains. Schedules keep it, although no dependency is known for it."""
     possible_us: Floats
-    """Lag of a possible dependency, which delayed nothing here (`lag_us` is `NEVER`); NaN for other edges."""
+    """Lag of a dependency that is possible but delayed nothing in the recording (its `lag_us` is `NEVER`). NaN for
+    other edges.
+    """
 
     def __len__(self) -> int:
         return len(self.source)
@@ -155,7 +160,7 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
 
     dur_us: Floats
     op: Ints
-    """Row in `Trace.ops` of the innermost op, even if a runtime call runs inside it; `NO_OP` outside ops."""
+    """Row in `Trace.ops` of the innermost op, also while the op is in a runtime call. `NO_OP` outside ops."""
     call: Ints
     """Row in `Activity.calls` of the running runtime call, or -1."""
 
@@ -171,7 +176,9 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """Links to the previous step: `node[i]` stands for that step's node `source[i]`, and ends when that node ended."""
+    """Links to the previous step. `node[i]` stands for node `source[i]` of the previous step, and ends when that node
+    ended.
+    """
 
     node: Ints
     source: Ints
@@ -197,7 +204,7 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
     release_us: Floats
     """Earliest start of each node; 0 except for work that continues from before the step."""
     begin_us: float
-    """Time in µs when the previous step was completed, if that is after this step's start on the host; otherwise 0."""
+    """Completion time of the previous step, in µs, if it is after this step's start on the host. Otherwise 0."""
     recorded_us: float
     """Recorded length of the step, as `schedule.step_length` defines it."""
     host_us: float
@@ -209,14 +216,16 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
     carried: Carried
     """Dependencies on the previous step; empty if the trace marks no steps."""
     kernels_take_turns: bool = False
-    """Whether kernels of different streams run one at a time, in the order in which they become ready."""
+    """Whether kernels of different streams run one at a time. They then run in the order in which they become ready."""
     lost_during_collectives: float = 0.0
-    """Share of its speed that a kernel loses while a collective runs, estimated from several steps; 0 if unknown."""
+    """Share of a kernel's speed that it loses while a collective runs. It is estimated from several steps; 0 if
+    unknown.
+    """
     lost_bounds: tuple[float, float] = (0.0, 0.0)
     """Bounds of the 90 % interval of `lost_during_collectives`; equal if no kernel overlapped with a collective."""
     unexplained: Unexplained = msgspec.field(default_factory=Unexplained)
     blocked_us: float = 0.0
-    """Host time in calls that always wait for the device, if it is unknown which work they waited for."""
+    """Host time in calls that always wait for the device. Only calls count for which the awaited work is unknown."""
     dropped_edges: int = 0
     """Number of dependencies dropped because they contradict the recorded times."""
 

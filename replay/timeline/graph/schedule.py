@@ -25,9 +25,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     cause_kind: Ints
     """Index into `EDGE_KINDS` of the dependency on `cause`."""
     step_us: float
-    """Length of the step as in `step_length`; in steady state, the time from the completion of the previous step."""
+    """Length of the step as in `step_length`. In steady state, it is the time since the completion of the previous
+    step.
+    """
     begin_us: float
-    """Time in µs when the previous step was completed, if that is after this step's start on the host; otherwise 0."""
+    """Completion time of the previous step, in µs, if it is after this step's start on the host. Otherwise 0."""
 
 
 def completion(graph: StepGraph, end_us: Floats) -> float:
@@ -40,7 +42,9 @@ def completion(graph: StepGraph, end_us: Floats) -> float:
 
 
 def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """Return the time that the thread marking the step needs, without waiting for the previous step's device work."""
+    """Return the time that the thread marking the step needs. Its wait for the previous step's device work does not
+    count.
+    """
     main = np.flatnonzero(graph.nodes.lane == graph.main_lane)
     if graph.main_lane < 0 or not len(main):
         return 0.0
@@ -50,10 +54,10 @@ def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: floa
 
 
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """Return the length, in µs, of a step that is one of many identical, consecutive steps.
+    """Return the length, in µs, of a step in a sequence of identical, consecutive steps.
 
-    It is the larger of two times. One is the time that the thread marking the step needs; its wait until `begin_us` for
-    the device to finish the previous step does not count. The other is the time from the completion of the previous
+    It is the larger of two times. The first is the time that the thread marking the step needs, without its wait until
+    `begin_us` for the device to finish the previous step. The second is the time from the completion of the previous
     step to the completion of this step. Without work of a previous step, the length is the time until everything in the
     step has ended.
     """
@@ -84,8 +88,8 @@ class _Scheduler:
         return self.times_in_turns(release_us) if self.graph.kernels_take_turns else self.times(release_us)
 
     def times(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return (starts, ends, node and edge kind of each node's last dependency). No node starts before its release
-        time.
+        """Return (starts, ends, node and edge kind of the last dependency of each node). No node starts before its
+        release time.
         """
         durations, lags, sources, bounds, kinds = self.durations, self.lags, self.sources, self.bounds, self.kinds
         start: list[float] = release_us.tolist()
@@ -102,8 +106,8 @@ class _Scheduler:
         return np.array(start, np.float64), np.array(end, np.float64), np.array(cause), np.array(kind)
 
     def times_in_turns(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Return the same tuple as `times`, with kernels that run one at a time, in the order in which they become
-        ready.
+        """Return the same tuple as `times`, but let kernels run one at a time, in the order in which they
+        become ready.
         """
         graph = self.graph
         takes_turns = (graph.nodes.kind == KERNEL).tolist()
@@ -139,8 +143,8 @@ class _Scheduler:
 def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Floats | None = None) -> Schedule:
     """Return the schedule with the earliest possible starts.
 
-    `durations_us` [nodes] and `lags_us` [edges] replace the recorded ones. The state of the device after the previous
-    step is as recorded.
+    `durations_us` [nodes] and `lags_us` [edges] replace the recorded durations and lags. The state of the device after
+    the previous step is as recorded.
     """
     scheduler = _Scheduler(graph, durations_us, lags_us)
     starts, ends, cause, kind = scheduler.schedule(graph.release_us)
@@ -157,7 +161,7 @@ def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Fl
 def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats | None = None) -> Schedule:
     """Return the schedule of a step in steady state: schedule copies of the step until their length is constant.
 
-    Each copy starts from the device state after the previous copy; the first starts from the recorded state. For a
+    Each copy starts from the device state after the previous copy. The first copy starts from the recorded state. For a
     trace without marked steps, return the same schedule as `retimed`.
     """
     carried = graph.carried
@@ -190,8 +194,8 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
 def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
     """Return two variants of the lags: without unexplained waiting, and with every possible dependency.
 
-    If a variant would not differ, it is `lags_us` itself. The gain of a change lies between the gains computed with the
-    two variants and with `lags_us`.
+    A variant that would not differ is `lags_us` itself. Compute the gain of a change with both variants and with
+    `lags_us`: the true gain lies between the results.
     """
     edges = graph.edges
     possible = ~np.isnan(edges.possible_us)
@@ -203,8 +207,9 @@ def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
 
 
 def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
-    """Return the path of nodes that determines when the last node ends: (nodes, wait of each after the end of the
-    previous one).
+    """Return the path of nodes that determines when the last node ends.
+
+    The result is (nodes, wait of each node after the end of the node before it).
     """
     if not len(graph.nodes):
         return np.empty(0, np.int64), np.empty(0)

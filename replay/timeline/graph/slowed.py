@@ -1,8 +1,8 @@
 # pyright: strict
 """Estimate from several steps how much collectives slow kernels, and compute kernel times for other overlaps.
 
-Kernels of the same name can take different times. The estimate therefore compares a kernel with the kernel at the same
-position in other steps: how much longer did it take when more of it overlapped with a collective?
+Kernels of the same name can take different times. Therefore each kernel is compared with the kernel at the same
+position in other steps. The estimate is how much longer it took when more of it overlapped with a collective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opreplay.traces.links.steps import busy_steps
 MOST_STEPS = 16
 """Maximum number of steps to compare; the steps nearest to the analysed step are used."""
 USUAL_LOST = 0.15
-"""Standard deviation of the prior for the share of speed that kernels lose during collectives."""
+"""Standard deviation of the prior for the share of their speed that kernels lose during collectives."""
 RESOLUTION_US = 0.2
 """Resolution of recorded kernel times; a lower limit of the noise in the estimate."""
 BOUND = 1.645
@@ -30,12 +30,14 @@ BOUND = 1.645
 MOST_LOST = 0.6
 """Maximum loss of speed, as a share; a larger one has another cause."""
 ROUNDS = 4
-"""Maximum number of times to reschedule, because the slowdown of kernels changes what overlaps."""
+"""Maximum number of times to reschedule. A step is rescheduled because the slowdown of kernels changes what
+overlaps.
+"""
 SETTLED = 1e-4
 """Stop rescheduling when kernel times change by at most this share of the step."""
 ALONE, BESIDE = 0.01, 0.99
-"""A kernel counts as not overlapped if at most the share ALONE of its time is during collectives, and as fully
-overlapped if the share is at least BESIDE.
+"""Shares of a kernel's time during collectives. Up to ALONE, the kernel counts as not overlapped; from BESIDE, as fully
+overlapped.
 """
 
 
@@ -57,7 +59,9 @@ class CollectiveIntervals:
         return self._before[at] - np.maximum(0.0, np.where(at > 0, last_end - time_us, 0.0))
 
     def slowed_duration(self, start_us: float, work_us: float, lost: float) -> float:
-        """Return how long work from `start_us` takes, if it loses the share `lost` of its speed during collectives."""
+        """Return how long `work_us` takes from `start_us` if the work loses the share `lost` of its speed during
+        collectives.
+        """
         now, rest = start_us, work_us
         for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
             begin, end = float(self.begins[at]), float(self.ends[at])
@@ -75,8 +79,8 @@ class CollectiveIntervals:
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
     """Return the schedule for given durations, in which collectives slow kernels as in the recording.
 
-    `durations_us` are the times at the recorded overlap of each kernel with collectives. With `apart`, no kernel is
-    slowed.
+    `durations_us` are the times that kernels take with their recorded overlap with collectives. With `apart`, no kernel
+    is slowed.
     """
     nodes, lost = graph.nodes, graph.lost_during_collectives
     talking = nodes.kind == COLLECTIVE
@@ -110,8 +114,9 @@ def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
-    """Return the graph twice: with the smallest and with the largest loss of kernel speed during collectives. The
-    result is () if these bounds are equal.
+    """Return the graph twice: with the smallest and with the largest loss of kernel speed during collectives.
+
+    The result is () if these bounds are equal.
     """
     low, high = graph.lost_bounds
     return (
@@ -124,8 +129,8 @@ def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
     """Estimate from several steps which share of its speed a kernel loses during collectives.
 
-    Returns (share, lower bound, upper bound); the bounds are those of the 90 % interval. The prior is a loss of 0 with
-    the standard deviation `USUAL_LOST`.
+    Returns (share, lower bound, upper bound) with the bounds of the 90 % interval. The prior for the share has the mean
+    0 and the standard deviation `USUAL_LOST`.
     """
     if not _runs_beside_collectives(graph):
         return 0.0, 0.0, 0.0
@@ -152,8 +157,9 @@ def _runs_beside_collectives(graph: StepGraph) -> bool:
 
 
 def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
-    """Return (share of its speed that a kernel loses, standard error of the share); None if undetermined. The method is
-    least squares over kernels at the same position in several steps.
+    """Return (share of its speed that a kernel loses, standard error of the share); None if undetermined.
+
+    The method is least squares over kernels at the same position in several steps.
     """
     if not len(took):
         return None
@@ -179,8 +185,9 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
     """Return (position, time, overlapped time) of kernels that ran in several steps at the same position in their
     stream.
 
-    Kernels that overlap a collective only at their end are excluded: they overlap more because they take longer, which
-    proves nothing. A kernel with full overlap counts only if it ran without overlap in another step.
+    Kernels that overlap a collective only at their end are excluded. They overlap more because they take longer, so
+    they do not show that the overlap slows them. A kernel with full overlap counts only if it ran without overlap in
+    another step.
     """
     steps = sorted(busy_steps(trace), key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_STEPS]
     known: dict[tuple[tuple[int, int], tuple[int, ...]], int] = {}
@@ -218,8 +225,10 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
 
 
 def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, CollectiveIntervals]]:
-    """Yield, for each stream with kernels, (device, stream), its tasks in order, and the intervals in which other
-    streams of the device run collectives.
+    """Yield (device, stream), its tasks in order, and the intervals in which other streams of the device run
+    collectives.
+
+    Streams that run only collectives are left out.
     """
     talking = tasks.kind == COLLECTIVE
     for index, key in enumerate(tasks.streams):

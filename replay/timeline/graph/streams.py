@@ -1,5 +1,5 @@
 # pyright: strict
-"""Dependencies of device tasks: their launch, the previous task on their stream, tasks of other streams."""
+"""Dependencies of device tasks on their launch, on the previous task of their stream, and on tasks of other streams."""
 
 from __future__ import annotations
 
@@ -27,21 +27,27 @@ from opreplay.traces.links.steps import Step
 
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0
-"""Latencies and gaps that exceed the median by more than this, and by four times the median, are waits with another
-cause.
+"""Margin, in µs, by which a latency or gap must exceed the median to count as a wait with another cause. It must also
+exceed four times the median.
 """
 _FEW = 5
 """Minimum number of gaps of a stream for a meaningful median."""
 _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
-"""Maximum number of tasks that may run before a task that is assumed to wait for work from before the step."""
+"""Maximum number of tasks that may run before a task for which a wait for work from before the step is assumed."""
 _EVENT_US = 2.0
-"""Maximum delay of a task after the end of the task that it waits for on another stream; more has another cause."""
+"""Maximum delay, in µs, of a task after the end of the task that it waits for on another stream. A longer delay has
+another cause.
+"""
 _FOLLOWS_US = 8.0
-"""A ready task is assumed to wait for a task of another stream if it starts within this time after that task's end."""
+"""Time, in µs, after the end of another stream's task. A ready task that starts within this time is assumed to wait for
+that task.
+"""
 _SKEW_US = 1.0
 _FEW_STREAMS = 4
-"""If only the call of a wait is recorded, its two streams are searched for among at most this many streams."""
+"""Maximum number of streams to search for the two streams of a wait. They are searched for if only the call of the wait
+is recorded.
+"""
 _NEAR = 32
 """Number of launches before and after a wait call that are searched for its streams."""
 _STREAM_WAITS = ("streamwaitevent",)
@@ -140,7 +146,11 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
 
 
 def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, earlier: Earlier, out: TaskEdges) -> None:
-    """Mark streams as busy if their first task starts long after its launch while the device has no recorded work."""
+    """Mark streams as busy with unrecorded work before their first task.
+
+    A stream is busy if its first task starts long after its launch, although the device has hardly any recorded work
+    meanwhile.
+    """
     for task in np.flatnonzero((previous < 0) & ~np.isnan(tasks.launch_us)).tolist():
         launch, start = float(np.fmax(tasks.launch_us[task], ended[task])), float(tasks.start_us[task])
         if any(launch < until <= start + _SKEW_US for until in earlier.until_us.values()):
@@ -159,8 +169,8 @@ _BESIDE = 0.02
 def _waited_for_kernels(tasks: Tasks, ready_us: Floats) -> Bools:
     """Return a mask of kernels that were ready but started only when a kernel of another stream ended.
 
-    The mask is empty if the device runs several kernels at once. It counts as running one at a time if some kernels
-    waited in this way and kernels hardly ever overlapped.
+    The mask is empty if the device runs several kernels at once. The device counts as running one kernel at a time if
+    some kernels waited in this way and kernels hardly ever overlapped.
     """
     waited = np.zeros(len(tasks), bool)
     rows = np.flatnonzero(tasks.kind == KERNEL)
@@ -195,7 +205,7 @@ def _previous(tasks: Tasks) -> Ints:
 
 
 def _first_of_launch(tasks: Tasks) -> Bools:
-    """Return a mask of the first task of each launch; a captured graph launches many tasks at once."""
+    """Return a mask of the first task of each launch. A captured graph launches many tasks at once."""
     _, first = np.unique(tasks.correlation, return_index=True)
     out = tasks.correlation < 0
     out[first] = True
@@ -224,7 +234,7 @@ class _StreamWaits:
             self._inferred(recorded)
 
     def _recorded(self) -> set[int]:
-        """Add an edge for each wait whose other stream is recorded; return the rows of these wait calls."""
+        """Add an edge for each wait with a recorded other stream. Return the rows of these wait calls."""
         calls, waits = self.activity.calls, self.activity.waits
         row_of = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
         numbers = {stream: index for index, (_, stream) in enumerate(self.tasks.streams)}
@@ -245,8 +255,10 @@ class _StreamWaits:
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
-        """Add the edges of waits that are recorded only as calls. A wait gets the dependency that the times show. If
-        they show none, it gets all possible ones.
+        """Add the edges of waits that are recorded only as calls.
+
+        If the times show the dependency of a wait, only this dependency is added. Otherwise, all possible ones are
+        added.
         """
         waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
         marks_us = np.sort(self.call_us[marking])
@@ -267,9 +279,9 @@ class _StreamWaits:
     def add_unrecorded(self) -> None:
         """Add possible dependencies, at most one per task, for a profile that records no waits.
 
-        The candidates for a task are the last tasks launched on the other streams. The task depends on the one that
-        ended last, if the times permit it. If several tasks of a stream could wait for the same task, only the first
-        one does. These dependencies delay nothing; they count only in the ranges of what-ifs.
+        The candidates for a task are the last tasks launched on the other streams. The task depends on the candidate
+        that ended last, if the times permit it. If several tasks of a stream could wait for the same task, only the
+        first of them does. These dependencies delay nothing. They count only in the ranges of what-ifs.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
@@ -291,16 +303,20 @@ class _StreamWaits:
         return rows[np.argsort(self.call_us[rows], kind="stable")].tolist()
 
     def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
-        """Return the pairs of tasks that one event may connect, as far as the times permit. A pair is (last task of a
-        stream before the event was recorded, first task of another stream after the wait call).
+        """Return the pairs of tasks that one event may connect and whose times permit it.
+
+        A pair is (last task of a stream before the event was recorded, first task of another stream after the wait
+        call).
         """
         before = [(s, task) for s in self._near(marked_us, -1) if (task := self._last(s, marked_us)) is not None]
         after = [(s, task) for s in self._near(asked_us, 1) if (task := self._first(s, asked_us)) is not None]
         return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
 
     def _near(self, time_us: float, direction: int) -> Sequence[int]:
-        """Return the streams of the next launches after a time or, if `direction` is -1, of the last launches before
-        it; all streams if there are few.
+        """Return the streams of the next launches after a time. If `direction` is -1, return those of the last launches
+        before it.
+
+        If there are few streams, return all.
         """
         count = len(self.tasks.streams)
         if count <= _FEW_STREAMS:
@@ -311,7 +327,9 @@ class _StreamWaits:
         return list(dict.fromkeys(self.tasks.stream[near].tolist()))[:_FEW_STREAMS]
 
     def _last(self, stream: int, time_us: float) -> int | None:
-        """Return the id of a stream's last task launched before a time, in this or an earlier step; None if unknown."""
+        """Return the id of the last task of a stream that was launched before a time, in this or an earlier step; None
+        if unknown.
+        """
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us)) - 1
         return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
@@ -339,7 +357,7 @@ class _StreamWaits:
 
 
 class _LatestEnds:
-    """The last launched task of each stream, sorted by end, while tasks are processed in launch order."""
+    """The last launched task of each stream, sorted by end. Tasks are added in launch order."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -404,7 +422,9 @@ _LOOK_BACK = 200
 
 
 class _Ends:
-    """Ends of all tasks in order, to find the task on another stream that a late task may have waited for."""
+    """Ends of all tasks in order. They serve to find the task on another stream that a late task may have
+    waited for.
+    """
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -430,7 +450,7 @@ class _Ends:
         """Return the task of another stream that kept the device busy while this task was ready; -1 if there is none.
 
         Streams share one device: a kernel starts when blocks of another kernel finish, a little before that kernel
-        ends. Tasks of other streams must have filled most of the wait. The result is the one whose end is nearest to
+        ends. Tasks of other streams must have filled most of the wait. The result is the task with the end nearest to
         this task's start.
         """
         tasks, start = self.tasks, float(self.tasks.start_us[task])

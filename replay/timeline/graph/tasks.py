@@ -1,5 +1,7 @@
 # pyright: strict
-"""Device tasks of one step: which tasks the step launched, from which thread and when. Contains no dependencies."""
+"""Device tasks of one step: which tasks the step launched, from which thread and when. Dependencies are in other
+modules.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,16 @@ from opreplay.traces.times.communication import communication_rows
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
 _COPY_NAMES = ("memcpy",)
-"""Substrings of kernel names that mark copies; needed because tasks of an NPU have no category."""
+"""Substrings of kernel names that mark copies. They are needed because tasks of an NPU have no category."""
 HOST_DEVICE = -(1 << 31)
-"""Device number of collectives that run on a host thread without a recorded device. Their stream number is the thread's
-track.
+"""Device number of collectives that run on a host thread without a recorded device.
+
+Their stream number is the thread's track.
 """
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
-    """Device work launched in a step, or running in it with unknown launch, sorted by start. Times in µs."""
+    """Device work launched in a step, or running in it with an unknown launch. Sorted by start; times in µs."""
 
     kind: Ints
     name: Ints
@@ -51,7 +54,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         return np.array([device != HOST_DEVICE for device, _ in self.streams], bool)[self.stream]
 
     def by_launch(self) -> list[tuple[Floats, Ints]]:
-        """Return, for each stream, (launch times, rows) of its tasks whose launch is known, in launch order."""
+        """Return, for each stream, (launch times, rows) of its tasks with a known launch, in launch order."""
         rows = np.flatnonzero(~np.isnan(self.launch_us))
         rows = rows[np.lexsort((rows, self.launch_us[rows], self.stream[rows]))]
         parts = np.split(rows, np.searchsorted(self.stream[rows], np.arange(1, len(self.streams))))
@@ -59,10 +62,11 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Earlier:
-    """Tasks launched before the step, identified by stream and by "back": the number of later tasks on that stream.
+    """Tasks launched before the step. Each is identified by its stream and by "back", the number of later tasks on that
+    stream.
 
-    All steps are assumed to be the same. An earlier task therefore corresponds to the task of this step that has the
-    same number of later tasks on its stream.
+    All steps are assumed to be the same. An earlier task therefore corresponds to the task of this step with the same
+    number of later tasks on its stream.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Earlier:
         """Pairs (stream, back) in the order of their ids."""
 
     def number(self, stream: int, back: int = 0) -> int:
-        """Return the id that represents an earlier task in edges; lower ids are positions in `Tasks`."""
+        """Return the id that represents an earlier task in edges. Lower ids are positions in `Tasks`."""
         number = self._numbers.setdefault((stream, back), len(self.tasks) + len(self.asked))
         if number == len(self.tasks) + len(self.asked):
             self.asked.append((stream, back))
@@ -222,9 +226,9 @@ def _own_device(device: Ints, inside: Bools) -> Bools:
 
 
 def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return (time, thread) of the call that launched each task; the thread is -1 if unknown or in another process.
+    """Return (time, thread) of the call that launched each task. The thread is -1 if unknown or in another process.
 
-    If calls far apart share a correlation id, as in merged files, the last one that started before the task counts.
+    In merged files, calls far apart can share a correlation id. Then the last call that started before the task counts.
     Otherwise, an outer call takes precedence over the driver call inside it.
     """
     activity = trace.activity
@@ -269,8 +273,9 @@ _REPEATED_NS = 50_000_000
 
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
-    """Return `home`, extended to threads of processes without ops. CANN records threads under another process. Such
-    threads are matched with those of `home` by thread id.
+    """Return `home`, extended to threads of processes without ops.
+
+    CANN records threads under another process. These threads are matched with those of `home` by thread id.
     """
     by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
     busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()

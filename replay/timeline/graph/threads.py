@@ -1,5 +1,5 @@
 # pyright: strict
-"""Split the host threads of one step into slices by the innermost running event; independent of devices."""
+"""Split the host threads of one step into slices by the innermost running event. Devices play no part here."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _FRAMES = (CALL_KINDS.index("frame"), CALL_KINDS.index("python"))
 
 
 class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """Events on one thread within a step: ops and calls, outer events before inner ones. Times in µs after the step's
-    start.
+    """Events on one thread within a step: ops and calls, outer events before inner events.
+
+    Times are in µs after the step's start.
     """
 
     track: int
@@ -37,15 +38,16 @@ class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Row in `Activity.calls`, or -1 if the event is an op."""
 
     def enclosing_op(self) -> Ints:
-        """Return, for each event, the row of the innermost op around it; an event that is an op counts as its own. The
-        row is `NO_OP` if there is none.
+        """Return, for each event, the row of the innermost op around it, or `NO_OP`.
+
+        For an event that is an op, it is the op's own row.
         """
         around = innermost_of(self.parent, self.op >= 0)
         return np.where(around >= 0, self.op[around], NO_OP) if len(around) else around
 
 
 def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEvents]:
-    """Return the threads of the step's process with events in the step; the marking thread (`main`) comes first."""
+    """Return the threads of the step's process with events in the step. The marking thread (`main`) comes first."""
     activity, ops = trace.activity, trace.ops
     assert activity is not None
     calls = activity.calls
@@ -96,7 +98,9 @@ def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
 
 
 def homes(trace: Trace, main: int) -> Ints:
-    """Map each track to its thread's track in the main process, or -1; CANN records threads in another process."""
+    """Map each track to the track of the same thread in the main process, or to -1. CANN records threads in another
+    process.
+    """
     assert trace.activity is not None
     if main < 0:
         return np.full(len(trace.tracks), -1, np.int64)
@@ -114,8 +118,8 @@ def homes(trace: Trace, main: int) -> Ints:
 def main_track(trace: Trace, step: Step) -> int:
     """Return the thread that marks the step.
 
-    If none does, return the thread with the most time in ops, except autograd's threads. If there are no ops, return
-    the thread with the most runtime calls; -1 if there is none.
+    If no thread does, return the thread with the most time in ops, except autograd's threads. If there are no ops,
+    return the thread with the most runtime calls; -1 if there is none.
     """
     if step.track >= 0:
         return step.track
@@ -134,7 +138,7 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread's time as slices, and as blocks. A block ends where the thread waits or where others wait for it.
+    """Time of one thread as slices, and as blocks. A block ends where the thread waits or where others wait for it.
 
     Times are in µs after the step's start. Blocks exclude the thread's waits.
     """
@@ -155,8 +159,8 @@ def blocks_of(
 ) -> Blocks:
     """Return a thread's blocks from `begin_us` to `end_us`.
 
-    They are split at `points_us` and exclude `waits_us`, which has (start, end) of the thread's waits. The last block
-    has zero length, so that other nodes can wait for the end.
+    They are split at `points_us` and exclude `waits_us`, the (start, end) of the thread's waits. The last block has
+    zero length. Nodes that wait for the thread's end depend on this block.
     """
     bound, owner = _tiles(events, begin_us, end_us)
     waits = _merged(waits_us, begin_us, end_us)
@@ -190,7 +194,7 @@ def blocks_of(
 
 
 def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, Ints]:
-    """Split a thread at each change of the innermost event; return (starts, position of the innermost event or -1)."""
+    """Split a thread at each change of the innermost event. Return (starts, position of the innermost event or -1)."""
     n = len(events.start_us)
     position = np.flatnonzero(events.end_us > events.start_us)
     times = np.concatenate([[begin_us], events.start_us[position], events.end_us[position]])

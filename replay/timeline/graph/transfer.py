@@ -70,7 +70,9 @@ def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Return the durations of one thread's intervals, from the other graph's work between matched launches."""
+    """Return the durations of one thread's intervals. They come from the other graph's work between matched
+    launches.
+    """
     ours, done = _work(graph, lane)
     their, their_done = _work(other, theirs)
     points, their_points = _launches(graph, ours, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])

@@ -22,13 +22,17 @@ LONG_CALL_US = 30.0
 BLOCKED_US = 1000.0
 """A blocking call that takes longer than this while the device is busy is assumed to wait for the device."""
 _RETURN_US = 25.0
-"""Maximum time from the end of a task to the return of the call that waited for it, if only the times link them."""
+"""Maximum time from the end of a task to the return of the call that waited for it. Used if only the times link the
+two.
+"""
 _SKEW_US = 5.0
 """Maximum difference of host and device clocks in one trace."""
 _FULL_QUEUE = 500
-"""If at least this many launches wait for the device, a slow launch counts as blocked by a full queue."""
+"""Number of launches waiting for the device from which a slow launch counts as blocked by a full queue."""
 _GAP_US = 100.0
-"""A thread that is idle for longer than this while another thread works may be waiting for it."""
+"""Idle time of a thread, in µs. A thread that is idle for longer while another thread works may be waiting for that
+thread.
+"""
 _BLOCKING_OPS = (
     "aten::_local_scalar_dense",
     "aten::item",
@@ -52,8 +56,8 @@ class HostWait(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[int, ...] = ()
     """Positions in `Tasks`, or ids of `Earlier`."""
     earlier: bool = False
-    """Whether the thread waits for work from before the step whose end is not recorded. The work is assumed to end at
-    `until_us`.
+    """Whether the thread waits for work from before the step, with an end that is not recorded. The work is assumed to
+    end at `until_us`.
     """
     thread: tuple[int, float] | None = None
     """Point (track, time) on another thread for which the thread waits."""
@@ -79,7 +83,9 @@ class Launched:
         return self.earlier.ended_us(number)
 
     def last_on(self, stream: int, time_us: float) -> int:
-        """Return the last task launched on a stream before a time; if this step has none, the previous step's last."""
+        """Return the last task launched on a stream before a time. If this step has none, return the previous step's
+        last task.
+        """
         launches, rows = self._by_stream[stream]
         at = bisect_left(launches, time_us) - 1
         return rows[at] if at >= 0 else self.earlier.number(stream)
@@ -102,7 +108,10 @@ class Launched:
 def device_waits(
     trace: Trace, threads: list[HostEvents], tasks: Tasks, earlier: Earlier
 ) -> tuple[list[HostWait], float]:
-    """Return (every wait of a host thread for the device, time in µs of blocking calls for which no task was found)."""
+    """Return (every wait of a host thread for the device, unexplained time).
+
+    The unexplained time, in µs, is that of blocking calls for which no task was found.
+    """
     if not tasks.on_device.any():
         return [], 0.0
     of_trace = _DeviceWaits(trace, tasks, earlier)
@@ -217,7 +226,7 @@ def _wait_kind(name: str) -> int:
 
 
 def _within_device(name: str) -> bool:
-    """Check whether a copy's name says that both ends are on a device; such copies never block the host."""
+    """Check whether a copy's name says that both ends are on a device. Copies between devices never block the host."""
     text = name.lower().replace(" ", "")
     return "dtod" in text or "device->device" in text or "devicetodevice" in text or "ptop" in text
 
@@ -272,8 +281,9 @@ def _of_event(call: _Call, launched: Launched) -> tuple[list[int], bool]:
 
 
 def _of_times(call: _Call, launched: Launched) -> tuple[list[int], bool]:
-    """Return the task at whose end the call returned. Used for calls that do not synchronize: cudaMalloc, cudaFree,
-    cudaHostAlloc, launches.
+    """Return the task at whose end the call returned.
+
+    Used for calls that do not synchronize: cudaMalloc, cudaFree, cudaHostAlloc, launches.
     """
     last, tasks = launched.ended_by(call.end), launched.tasks
     if last < 0 or launched.ended_us(last) <= call.start or call.end - launched.ended_us(last) > _RETURN_US:
@@ -295,12 +305,15 @@ _SOURCES = {
     _COPY: _of_copy,
     _NEVER: _of_nothing,
 }
-"""Kind of call → function that returns the tasks that it may wait for, and whether the trace records the wait."""
+"""Function for each kind of call. It returns the tasks that the call may wait for, and whether the trace records the
+wait.
+"""
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
-    """Return the last task of the stream for which a synchronization most likely waited: its end is nearest to the
-    call's end.
+    """Return the last task of the stream for which a synchronization most likely waited.
+
+    It is the task with the end nearest to the call's end.
     """
     done = [task for task in launched.last_of_all(start) if launched.ended_us(task) <= end + _SKEW_US]
     return [max(done, key=launched.ended_us)] if done else []
@@ -332,8 +345,9 @@ def _waits_of_ops(
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval in which the main thread is idle (`start_us` to `end_us`) while another thread works (`first_us` to
-    `last_us`).
+    """An interval in which the main thread is idle while another thread works.
+
+    The main thread is idle from `start_us` to `end_us`. The other thread works from `first_us` to `last_us`.
     """
 
     track: int
@@ -383,7 +397,7 @@ def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_u
 
 _ASKED_US = 50.0
 _RESUMED_US = 500.0
-"""Maximum time from the end of a collective until the thread that waited for it runs an op: Python runs in between."""
+"""Maximum time from the end of a collective until the thread that waited for it runs an op. Python runs in between."""
 
 
 def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
@@ -420,7 +434,10 @@ def as_wait(handover: Handover, main: int) -> HostWait:
 
 
 def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:
-    """Map (thread, start) of work taken from an NPU's task queue to the (thread, time) at which it was queued."""
+    """Map work taken from an NPU's task queue to the point at which it was queued.
+
+    The work is given as (thread, start), the point as (thread, time).
+    """
     assert trace.activity is not None
     arrows = trace.activity.arrows
     rows = np.flatnonzero((arrows.kind == 1) & (arrows.start_ns >= step.start_ns) & (arrows.start_ns < step.end_ns))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Joins the graphs of one step on several ranks: a collective continues when all its known members have started.
+"""Joins the graphs of one step on several ranks. A collective continues when all its known members have started.
 
 Each node of a collective is split in two: the arrival, when the rank starts to wait, and the transfer after the last
 arrival.
@@ -46,7 +46,7 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankGraph, ...]
     whole: StepGraph
     rank: Ints
-    """[nodes]: index into `ranks`; -1 for the nodes at which the members of a collective meet."""
+    """Index into `ranks` for each node of `whole`. It is -1 for the nodes at which the members of a collective meet."""
     local: Ints
     """[nodes]: node in the rank's own graph; -1 for added nodes."""
     edge_rank: Ints
@@ -54,10 +54,13 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     edge_local: Ints
     """[edges]: edge in the rank's own graph."""
     node: tuple[Ints, ...]
-    """By rank: node in `whole` for each of the rank's nodes; for a collective with other members, the transfer."""
+    """By rank: the node in `whole` of each of the rank's nodes. For a collective with other members, it is the
+    transfer.
+    """
     arrival: tuple[Ints, ...]
-    """By rank: the node in `whole` at which each of the rank's nodes starts to wait. Only for a collective with other
-    members does it differ from the one in `node`.
+    """By rank: the node in `whole` at which each of the rank's nodes starts to wait.
+
+    It differs from the node in `node` only for a collective with other members.
     """
     transfer_share: tuple[Floats, ...]
     """By rank: share of each node's recorded time that is not spent waiting for other ranks."""
@@ -77,8 +80,8 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
         """Return the durations of all nodes from the durations in each rank's graph (default: recorded).
 
-        For a collective with other members, only the share of the time without waiting counts. `waitless` (by rank, one
-        value per node) is 1.0 for collectives whose time counts in full, because a prediction includes no waiting.
+        The time of a collective with other members is multiplied by its share without waiting. `waitless` (by rank, one
+        value per node) is 1.0 for collectives with predicted times. These include no waiting, so they count in full.
         """
         out = np.zeros(len(self.whole.nodes))
         for index, rank in enumerate(self.ranks):
@@ -119,7 +122,9 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
-        """Return (starts, ends) of one rank's nodes on that rank's clock. A collective starts when the rank arrives."""
+        """Return (starts, ends) of one rank's nodes on that rank's clock. A collective starts when this rank
+        arrives.
+        """
         at = self.ranks[index].at_us
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
@@ -198,7 +203,7 @@ class _JobBuilder:
             self.edge(meeting, node, recorded=recorded)
 
     def redirect(self) -> None:
-        """Redirect the dependencies of a collective on its own rank from the transfer to the arrival."""
+        """Make a collective's dependencies on its own rank delay its arrival instead of its transfer."""
         self.target = [
             target if rank < 0 else self.arrival[target]
             for target, rank in zip(self.target, self.edge_rank, strict=True)
@@ -227,7 +232,7 @@ def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGra
 def _order(joined: _JobBuilder) -> tuple[list[int], list[bool], int]:
     """Return (nodes in topological order, whether each edge is kept, number of dropped collectives).
 
-    As far as the edges permit, nodes are sorted by time. If matches of collectives contradict each other, the earliest
+    Nodes are sorted by time where the edges permit it. If matches of collectives contradict each other, the earliest
     collective that blocks the order is dropped.
     """
     total = len(joined.rank)

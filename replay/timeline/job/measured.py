@@ -1,6 +1,7 @@
 # pyright: strict
-"""A job's step with times of ops and collectives that were measured on this machine. Collectives that were not measured
-keep their times.
+"""A job's step with times of ops and collectives that were measured on this machine.
+
+Collectives that were not measured keep their times.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from opreplay.traces.links.collectives import RankCall
 def measured_job(
     job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], results: MeasuredOps
 ) -> JobMeasured:
-    """Return the job's step with measured instead of recorded times; waits between ranks are recomputed.
+    """Return the job's step with measured instead of recorded times. Waits between ranks are recomputed.
 
     A measured collective takes its measured transfer time, which includes no waiting. Other collectives take their
     recorded transfer time. Raises TraceError for ranks with device work, and Unmatched if no op of any rank was

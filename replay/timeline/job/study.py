@@ -75,8 +75,10 @@ def job_timeline(
     """Analyse one step of several ranks, given as (rank, trace read with its activity).
 
     `planned` has the plan of each rank, for `devices`. `measured` has times from a run of one of the traces, or of a
-    batch of all traces. Raises UsageError for fewer than two ranks, for duplicate ranks, and for traces that share no
-    collective; TraceError as `timeline` does.
+    batch of all traces.
+
+    Raises UsageError for fewer than two ranks, for duplicate ranks, and for traces that share no collective. Raises
+    TraceError like `timeline`.
     """
     if len(traces) < 2:
         raise UsageError("a single rank waits for no other rank", hint="Give the traces of at least two ranks.")
@@ -145,8 +147,10 @@ def _origins(traces: Sequence[Trace]) -> list[int]:
 
 
 def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
-    """Return the step to analyse on each rank. It is chosen on the first rank. Other ranks use the step with the same
-    number or, if they have none, the step at the same time.
+    """Return the step to analyse on each rank.
+
+    It is chosen on the first rank. Other ranks use the step with the same number or, if they have none, the step at the
+    same time.
     """
     first = chosen_step(traces[0], number)
     out = [first]
@@ -168,7 +172,7 @@ def _common(step: Step, step_ns: int, other: Step, other_ns: int) -> int:
 
 
 def _nodes_of_calls(graph: StepGraph, rank: RankStudy) -> dict[int, int]:
-    """Map the position of a collective among the rank's calls to its node, for each collective in the step."""
+    """Map each collective in the step to its node. The collective is given by its position among the rank's calls."""
     nodes = graph.nodes
     rows = {int(row): node for node, row in enumerate(nodes.row.tolist()) if row >= 0}
     starts = {
@@ -207,8 +211,9 @@ def _predicted(
 
 
 def _waitless(predicted: Predicted) -> Floats:
-    """Return 1.0 for each predicted task and 0.0 for others. The predicted time of a collective includes only the
-    transfer, no waiting.
+    """Return 1.0 for each predicted task and 0.0 for others.
+
+    A value of 1.0 means no waiting: the predicted time of a collective includes only the transfer.
     """
     out = np.zeros(len(predicted.durations_us))
     for us in predicted.families.values():
@@ -385,8 +390,10 @@ def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: 
 
 
 def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
-    """Return (step length after a change, gains of the change). The first gain is the usual one. The others hold under
-    other assumptions about unknown waits and dependencies on all ranks.
+    """Return (step length after a change, gains of the change).
+
+    The first gain is for waits and dependencies as the graph has them. The others hold under other assumptions about
+    unknown waits and dependencies on all ranks.
     """
     durations_us = job.durations([rank.durations_us for rank in changed])
     step_us = max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags([rank.lags_us for rank in changed]))))
@@ -401,10 +408,10 @@ def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[flo
 
 
 def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | None = None) -> Edited:
-    """Return a rank's graph after a change. If the change matches nothing, return the graph unchanged, with the reason
-    in the notes.
+    """Return a rank's graph after a change.
 
-    Raises UsageError for a change that applies only to single ranks.
+    If the change matches nothing, the graph is returned unchanged, with the reason in the notes. Raises UsageError for
+    a change that applies only to single ranks.
     """
     unchanged = Edited.unchanged(graph)
     if predicted is not None:
@@ -454,7 +461,7 @@ def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
 
 
 def _apart_notes(apart: _Apart) -> list[str]:
-    """Return a note if the ranks' steps hardly overlap: waits between ranks are then meaningless."""
+    """Return a note if the ranks' steps hardly overlap. Waits between ranks are meaningless then."""
     if apart.common >= LEAST_COMMON:
         return []
     return [

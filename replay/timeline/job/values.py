@@ -12,7 +12,7 @@ from opreplay.traces.joins.matched import Clock, Disagreement
 SCHEMA_VERSION = 1
 """Version of the JSON format. History: 1 is the first version."""
 LEAST_COMMON = 0.5
-"""Minimum overlap of two ranks' steps that count as one step of the job, as a share of the shorter step."""
+"""Minimum overlap of two ranks' steps to count as one step of the job. Given as a share of the shorter step."""
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +36,9 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     late: int
     """Number of collectives in which this rank arrived last."""
     late_us: float
-    """Time that the other ranks waited only for this rank, in the collectives that it reached last."""
+    """Time that the other ranks waited for this rank alone, in the collectives that it reached last."""
     unmatched: int
-    """Number of collectives in the whole trace that match no collective of the other given ranks."""
+    """Number of this rank's collectives in the whole trace that match no collective of the other given ranks."""
     clock: Clock
 
 
@@ -62,7 +62,9 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     elements: int | None
     dtype: str | None
     matched_by: str
-    """How the members were matched: by recorded "sequence" number, or by "order" or time "overlap" (inferred)."""
+    """How the members were matched. "sequence" means by recorded sequence number. "order" and "overlap" (in time) are
+    inferred.
+    """
     skew_us: float
     """Time from the start of the first member to the start of the last one."""
     waiting_us: float
@@ -73,14 +75,12 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     late_us: float
     """Time that all other members waited only for the rank that arrived last."""
     missing: int
-    """Number of members whose traces were not given. If one of them arrives last, its delay is part of
-    `transfer_us`.
-    """
+    """Number of members without a given trace. If such a member arrives last, its delay is part of `transfer_us`."""
     members: tuple[CollectiveMember, ...]
 
 
 class RankPathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Time that one op, or one kind of waiting, of one rank contributes to the step of the job."""
+    """Time that one rank adds to the step of the job, in one op or in one kind of waiting."""
 
     rank: int | None
     name: str
@@ -123,8 +123,9 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     low_us: float
     high_us: float
-    """Upper end of the range of `step_us`. The range covers two assumptions on all ranks: no unexplained waiting, and
-    every possible dependency.
+    """Upper end of the range of `step_us`.
+
+    The range covers two assumptions on all ranks: no unexplained waiting, and every possible dependency.
     """
     gain_us: float
     matched: int
@@ -141,25 +142,26 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     recorded_step_us: float
     """Length of the longest step among the ranks."""
     retimed_step_us: float
-    """Step length from the joined graph with recorded durations; ranks wait for each other in collectives."""
+    """Step length from the joined graph with recorded durations. Ranks wait for each other in collectives."""
     structure_error: float
     categories_us: Categories
     """Mean of the recorded times of all ranks."""
     without_waiting_us: float
-    """Length of the step if no rank waited for another: each collective takes only its transfer time."""
+    """Length of the step if no rank waited for another. Each collective then takes only its transfer time."""
     waiting_us: float
     """Waiting time for other ranks, summed over all ranks."""
     ranks: tuple[RankStep, ...]
     collectives: tuple[StepCollective, ...]
     """Collectives of the step with at least two of the given ranks."""
     disagreements: tuple[Disagreement, ...]
-    """Properties in which members of a collective differ but should not, in the whole traces. `collective` is an index
-    into all matched collectives, not into `collectives`.
+    """Properties that should be equal for all members of a collective but differ, in the whole traces.
+
+    `collective` is an index into all matched collectives, not into `collectives`.
     """
     critical_path: tuple[RankPathPart, ...]
     edges: dict[str, EdgeCount]
     least_common: float
-    """Overlap of the steps of the two ranks that are furthest apart, as a share of the shorter step."""
+    """Overlap of the steps of the two ranks that overlap least, as a share of the shorter step."""
     dropped_collectives: int
     """Number of collectives dropped because they contradict the order of other collectives."""
     measured: JobMeasured | None = None

@@ -2,8 +2,7 @@
 """Interface to the compiled reader of blocks, which fills the same tables; not available without a C compiler.
 
 This module defines the compiled part's input (categories, where names are interned) and how its rows reach the tables.
-The compiled part reads a block entirely or leaves it entirely to `decoding`, so that unusual input is handled in only
-one place.
+The compiled part leaves a block that it cannot read entirely to `decoding`. Unusual input is thus handled in one place.
 """
 
 from __future__ import annotations

@@ -16,25 +16,27 @@ from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
 
 MAX_EVICTED_BYTES = 64 << 20
-"""Maximum number of bytes to flush from the cache; flushing more would take longer than the op."""
+"""Maximum number of bytes to flush from the cache. Flushing more would take longer than the op."""
 LINE_BYTES = 64
 """Bytes of a cache line: reading one byte loads the line."""
 SECTOR_BYTES = 32
-"""Bytes that a GPU's cache loads to read one byte (CUDA C++ Best Practices Guide, coalesced access to global
-memory)."""
+"""Bytes that a GPU's cache loads to read a single byte (CUDA C++ Best Practices Guide, coalesced access to global
+memory).
+"""
 CODE_BYTES = 1 << 20
-"""Maximum reuse distance, in bytes, that is restored for the op's code. At that distance, a call on a copy of the
-arguments brings the code into the caches.
+"""Maximum reuse distance, in bytes, that is restored for the op's code.
 
-In a step, the dispatcher and most kernels run again and again, and a private cache holds more than this. If the step
-ran the code more recently, the distance is shorter.
+At that distance, the op is called on a copy of its arguments, which brings the code into the caches. In a step, the
+dispatcher and most kernels run again and again, and a private cache holds more than this. If the step ran the code more
+recently, the distance is shorter.
 """
 TWIN_BYTES = 16 << 20
-"""Maximum bytes of arguments with which the op is called on a copy. With larger arguments, it does not affect the time
-whether the code is cached.
+"""Maximum bytes of arguments with which the op is called on a copy. With larger arguments, cached code makes no
+difference to the time.
 """
 GAUGE_NUMBERS = 1 << 14
-"""Elements of the compute workload, few enough for torch to use one thread (at::internal::GRAIN_SIZE is 32,768).
+"""Elements of the compute workload. They are few enough for torch to use one thread (at::internal::GRAIN_SIZE is
+32,768).
 
 On a busy machine, waiting for a second thread can take a hundred times as long as the work.
 """
@@ -64,11 +66,10 @@ class Caches:
         self._whole().add_(1.0)
 
     def as_in_step(self, call: partial[Any], recency: Recency, spare_bytes: int) -> Callable[[], None] | None:
-        """Return a function that accesses a call's tensors at their reuse distances in the step, farthest first. None
-        if the tensors or the device do not permit this.
+        """Return a function that accesses a call's tensors at their reuse distances in the step, farthest first.
 
         Between two accesses, the function reads other memory in place of the step's data. `spare_bytes` is the memory
-        available for a second set of arguments.
+        available for a second set of arguments. None if the tensors or the device do not permit this.
         """
         tensors = tensors_in([*call.args, *call.keywords.values()])
         if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
@@ -114,8 +115,9 @@ class Caches:
             self._at = (self._at + part.numel()) % whole.numel()
 
     def gauge(self) -> Gauge:
-        """Return the device's reference workloads. The memory workload uses the buffer, so it exists only if the cache
-        size is known.
+        """Return the device's reference workloads.
+
+        The memory workload uses the buffer, so it exists only if the cache size is known.
         """
         return Gauge(_arithmetic(self._device), self._stream if self.evicted_bytes else None)
 
@@ -134,8 +136,9 @@ class Caches:
 
 
 def _arithmetic(device: torch.device) -> Callable[[], Any]:
-    """Return a function that does about 0.2 ms of arithmetic, the same in every run: on one host core, or on a whole
-    accelerator.
+    """Return a function that does about 0.2 ms of arithmetic, on one host core or on a whole accelerator.
+
+    The work is the same in every run.
     """
     if device.type != "cpu":
         rows = torch.ones(GAUGE_DEVICE_ROWS, GAUGE_DEVICE_ROWS, device=device)
@@ -182,8 +185,9 @@ def argument_bytes(call: partial[Any]) -> int:
 
 
 def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
-    """Return the call and `count` - 1 copies with separate tensor memory. Arguments of a copy share memory with each
-    other as in the call.
+    """Return the call and `count` - 1 copies with separate tensor memory.
+
+    Arguments that share memory in the call also share memory in a copy.
     """
     calls: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):
@@ -195,7 +199,9 @@ def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a value with separate tensor memory; copies with one `memo` share memory as the originals do."""
+    """Return a copy of a value with separate tensor memory. Copies made with the same `memo` share memory as the
+    originals do.
+    """
     if isinstance(value, torch.Tensor):
         return copy.deepcopy(value, memo)
     if type(value) in (list, tuple):
@@ -204,7 +210,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _cache_bytes(device: torch.device) -> int:
-    """Return the last-level cache's bytes: from the system for a host, from torch for a GPU; 0 if unknown."""
+    """Return the last-level cache's bytes; 0 if unknown. The system reports them for a host, torch for a GPU."""
     if device.type == "cpu":
         return environment.last_cache_bytes()
     if device.type != "cuda":

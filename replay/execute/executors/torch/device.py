@@ -1,5 +1,6 @@
-"""Run plan ops through torch on the CPU or an accelerator. Manages the lifetime of arguments; their values and times
-are handled elsewhere.
+"""Run plan ops through torch on the CPU or an accelerator.
+
+This module manages the lifetime of arguments. Their values and times are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ from opreplay.traces.dtypes import INTEGERS
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of consecutive calls after which the values written by an op are checked to be finite."""
+"""Numbers of consecutive calls after which the values that an op writes are checked to be finite."""
 PROBE_S = 0.1
-"""Wall time, in seconds, after which the checks after `PROBE_CALLS` calls stop.
+"""Wall time, in seconds, after which no further check with `PROBE_CALLS` is made.
 
 Warm samples within the verified number of calls need no reset in between. After a reset, the last-level cache needs
 about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD EPYC).
@@ -73,21 +74,26 @@ about eight calls to hold the arguments again (16 MB in a cache of 32 MB, an AMD
 VALUE_CALLS = 4
 """Number of consecutive calls to determine whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""Ratio of the times of two calls above which the time depends on the written values. For example, an in-place sort is
-several times faster on sorted numbers.
+"""Ratio of the times of two calls above which the time depends on the written values.
+
+For example, an in-place sort is several times faster on sorted numbers.
 """
 
 SETTLING_US = 1e6
-"""If the first call takes longer than this, no second call checks whether the written values stay the same."""
+"""Maximum time of the first call, in µs, for a second call to check whether the written values stay the same."""
 
 WARMUP_CALLS = 3
-"""Calls on the stream of a graph capture, so that libraries initialize there, as torch's documentation requires."""
+"""Number of calls on the stream of a graph capture before the capture. Libraries initialize in them, as torch's
+documentation requires.
+"""
 
 _OVERLAP = "single memory location"
 """Part of torch's error for overlapping arguments (ATen/MemoryOverlap.cpp)."""
 
 OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
-"""Function that returns how to call the recorded op's own implementation, or a check result if it cannot be called."""
+"""Function that returns how to call the recorded op's own implementation. If it cannot be called, a check result is
+returned.
+"""
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
 """Function that returns the function to call for an op; raises NotReplayable."""
 
@@ -135,8 +141,8 @@ class TorchPrepared(Prepared):
     def find_settling(self, random_state: Callable[[], None]) -> None:
         """Call the op again after its first call, and set `settles` if the written values stay the same.
 
-        If memory is short, do nothing. `random_state` restores the random generator to its state before the first call.
-        An op that fills its argument with random numbers therefore settles, too.
+        `random_state` restores the random generator to its state before the first call. Therefore `settles` is also set
+        for an op that fills its argument with random numbers. If memory is short, do nothing.
         """
         size = sum(t.numel() * t.element_size() for t, _ in self._saved)
         if not size or 2 * size > self.spare_bytes:
@@ -189,8 +195,9 @@ class ThreadChoice(NamedTuple):
 
 
 class TorchExecutor(Executor):
-    """Runs ops on one torch device. Raises EnvironmentRefused if the device is missing; never falls back to another
-    one.
+    """Runs ops on one torch device. Raises EnvironmentRefused if the device is missing.
+
+    It never falls back to another device.
     """
 
     def __init__(
@@ -307,7 +314,8 @@ class TorchExecutor(Executor):
         )
 
     def _with_sizes(self, function: Callable[..., Any], op: ReplayOp) -> Callable[..., Any]:
-        """Wrap a layer whose arguments do not include its weights, so that it can look up assumed sizes when called.
+        """Wrap a layer with arguments that do not include its weights. It can then look up assumed sizes when it is
+        called.
 
         Raises NotReplayable if the sizes are unknown and unbounded, because the time would depend on the assumed size.
         """
@@ -356,8 +364,9 @@ class TorchExecutor(Executor):
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
-        """Make the first call. If torch has no gradient for an argument (running means, loss weights), retry without
-        that argument's gradient.
+        """Make the first call.
+
+        If torch has no gradient for an argument (running means, loss weights), retry without that argument's gradient.
         """
         notes: tuple[Assumption, ...] = ()
         while True:
@@ -374,8 +383,9 @@ class TorchExecutor(Executor):
                 return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
-        """Return the op with the given arguments, which need more memory than its own. Raises NotReplayable if they
-        exceed the budget.
+        """Return the op with the given arguments, which need more memory than the op's own arguments.
+
+        Raises NotReplayable if they exceed the budget.
         """
         op = msgspec.structs.replace(op, args=args)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
@@ -401,8 +411,9 @@ class TorchExecutor(Executor):
         )
 
     def _resolve_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """Resolve an op as `resolve` does, but without gradients. A sequence passes results from call to call, so
-        gradients would keep all results alive.
+        """Resolve an op as `resolve` does, but without gradients.
+
+        A sequence passes results from call to call, so gradients would keep all results alive.
         """
         op, function, notes = self.resolve(op)
         off = (
@@ -455,8 +466,9 @@ class TorchExecutor(Executor):
         self._caches.evict()
 
     def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
-        """Return a function that restores the step's caches. None on an accelerator, or if the call's tensors differ
-        from the recorded ones.
+        """Return a function that restores the step's caches.
+
+        None on an accelerator, or if the call's tensors differ from the recorded tensors.
         """
         return self._caches.as_in_step(prepared.overload_call, recency, prepared.spare_bytes)
 
@@ -484,8 +496,9 @@ class TorchExecutor(Executor):
         return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
-        """Fill all tensors with default values, then apply the op's own initializer. Returns (the initializer's name,
-        reports of assumptions).
+        """Fill all tensors with default values, then apply the op's own initializer.
+
+        Returns (the initializer's name, reports of assumptions).
         """
         plain = DenseInit().initialize(context)
         reports = [plain]
@@ -507,7 +520,7 @@ class TorchExecutor(Executor):
     def _supply(
         self, op: ReplayOp, args: dict[str, Any], name: str, reports: list[InitReport]
     ) -> tuple[str, list[InitReport]]:
-        """Replace generated values by the user's values for this op; return the updated (name, reports)."""
+        """Replace generated values by the user's values for this op. Return the updated (name, reports)."""
         if self._values is None:
             return name, reports
         try:
@@ -525,7 +538,8 @@ class TorchExecutor(Executor):
         return f"{name} + {RECORDED}", [*remaining, InitReport(assumed=supplied)]
 
     def _probe(self, prepared: TorchPrepared, op: ReplayOp) -> None:
-        """Limit the calls per sample: find for how many consecutive calls the written values stay finite.
+        """Find for how many consecutive calls the written values stay finite, and limit the calls per sample to that
+        number.
 
         A torch op that always writes the same values (`relu_`, `copy_`, `mul_` by 1, out=) needs no limit and no reset.
         """
@@ -569,9 +583,7 @@ class TorchExecutor(Executor):
         prepared.reset()
 
     def _time_goes_by_values(self, prepared: TorchPrepared) -> bool:
-        """Check whether calls on values that the op has written take a different time than calls on the
-        initial values.
-        """
+        """Check whether an op takes a different time on values that it has written than on its initial values."""
         first_us: list[float] = []
         for _ in range(VALUE_CALLS - 1):
             prepared.reset()
@@ -592,8 +604,9 @@ class TorchExecutor(Executor):
 
 
 def open_device(text: str) -> torch.device:
-    """Return the device named by `text`, and make it current. Raises UsageError for invalid text, and
-    EnvironmentRefused if the device is missing.
+    """Return the device named by `text`, and make it current.
+
+    Raises UsageError for invalid text, and EnvironmentRefused if the device is missing.
     """
     if text.partition(":")[0] == "npu":
         if importlib.util.find_spec("torch_npu") is None:
@@ -624,7 +637,7 @@ def open_device(text: str) -> torch.device:
 
 
 def _backend(kind: str) -> Any:
-    """Return torch.cuda, torch.npu, torch.xpu etc.; each has the functions that this module uses."""
+    """Return torch.cuda, torch.npu, torch.xpu etc. Each has the functions that this module uses."""
     return getattr(torch, kind)
 
 
@@ -635,7 +648,7 @@ def _hold(duration_us: float) -> None:
 
 
 def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport]) -> Filling | None:
-    """Return the description of the argument contents, if any; `reports[0]` is about the default values."""
+    """Return the description of the argument contents, if any. `reports[0]` is about the default values."""
     if rule is not None:
         said = reports[1].summary
         return Filling(summary=said) if said else None
@@ -647,7 +660,7 @@ def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport
 
 
 def _with_lengths(function: Callable[..., Any], lengths: BatchLengths | None) -> Callable[..., Any]:
-    """Wrap an op that has no argument for the batch's lengths, so that it can look them up when called."""
+    """Wrap an op that has no argument for the batch's lengths. The op can then look them up when called."""
     if lengths is None:
         return function
     layout = BatchLayout(query_lens=lengths.query, kv_lens=lengths.kv)
@@ -714,8 +727,9 @@ def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Calla
 
 
 def _load_compiler_for_users() -> None:
-    """Import torch's compiler if plugins registered custom ops. Otherwise, the first call of such an op would import
-    it, which takes seconds.
+    """Import torch's compiler if plugins registered custom ops.
+
+    Otherwise, the first call of a custom op would import it, which takes seconds.
     """
     if any(not op._init_fn.__module__.startswith("torch.") for op in custom_ops.OPDEFS.values()):
         importlib.import_module("torch._dynamo")

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Run one call of an op under torch.profiler to get its kernels and child ops. Its times are never reported as
-measurements.
+"""Run one call of an op under torch.profiler to get its kernels and child ops.
+
+Times from the profiler are never reported as measurements.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
 
 EVENT_ROUNDS, EVENT_CALLS = 5, 200
-"""Number of rounds, and of calls per round, to measure the overhead per child op. The fastest round counts, since all
-disturbances add time.
+"""Number of rounds, and of calls per round, to measure the profiler's overhead per child op.
+
+The fastest round counts, because all disturbances add time.
 """
 MAX_BELOW = 512
 """Maximum number of nested ops that are reported."""
@@ -36,10 +38,10 @@ def torch_profiler(*, device: str = "cpu", record_shapes: bool = False, memory: 
 
 
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
-    """Return what one call of the op `name` launches: its children. If another function replaces the op, return all ops
-    of that function.
+    """Return the children of one call of the op `name`: what it launches.
 
-    Raises RuntimeError if the profiler cannot start.
+    If another function replaces the op, return all ops of that function. Raises RuntimeError if the profiler cannot
+    start.
     """
     synchronize()
     profiler = torch_profiler(device=device.type)
@@ -54,8 +56,9 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
 
 
 def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Return (direct children of op `name`, all ops nested in it), by name. If the op is missing, return (top-level
-    ops, None).
+    """Return the names of the direct children of op `name`, and of all ops nested in it.
+
+    If the op is missing, return (top-level ops, None).
     """
     op_event = next((event for event in top if event.name == name), None)
     if op_event is None:

@@ -1,7 +1,7 @@
 """Calls ATen ops as a Python program does, through torch's own bindings.
 
-Calls through `torch.ops` box their arguments, which costs 1 to 4 us per call. This module contains no tensors and
-measures no times.
+Calls through `torch.ops` box their arguments, which costs 1 to 4 us per call. There are no tensors in this module, and
+it measures no times.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def python_call(call: partial[Any]) -> partial[Any]:
     """Return the same call through a torch binding, without arguments that have their default value.
 
     `call` is an overload of torch.ops with its arguments, possibly inside `with_gradients`. A binding is used only if
-    it dispatches to the same overload with the same arguments; this is checked without running anything. If there is no
-    such binding, e.g. for ops outside ATen, the result is `call`.
+    it dispatches to the same overload with the same arguments, which is checked without running anything. If there is
+    no such binding, e.g. for ops outside ATen, the result is `call`.
     """
     function, args, named = call.func, call.args, call.keywords
     gradients = function is with_gradients
@@ -46,7 +46,7 @@ def python_call(call: partial[Any]) -> partial[Any]:
 
 
 def _spellings(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[_Spelling]:
-    """Yield torch functions and methods with the op's name, with their arguments; most common form first."""
+    """Yield torch functions and methods with the op's name, with their arguments. The most common form comes first."""
     if overload is torch.ops.aten.slice.Tensor and len(args) == len(overload._schema.arguments):
         tensor, dim, start, end, step = args
         if dim >= 0:
@@ -70,10 +70,10 @@ def _by_name(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict
 
 
 def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
-    """Return the Python number from which the dispatcher made this tensor, as in `x * 2.0`; return any other value
-    unchanged.
+    """Return the Python number from which the dispatcher made this tensor, as in `x * 2.0`.
 
-    A float is recorded as 0-dim float64 and an int as 0-dim int64, whatever the dtype of the other argument.
+    Any other value is returned unchanged. A float is recorded as 0-dim float64 and an int as 0-dim int64, whatever the
+    dtype of the other argument.
     """
     if not isinstance(value, torch.Tensor) or value.dim() or value.device.type != "cpu" or value.requires_grad:
         return value
@@ -85,7 +85,7 @@ def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
 def _without_defaults(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Drop named arguments, and positional arguments at the end, that equal the schema's defaults."""
+    """Drop arguments that equal the schema's defaults: all named arguments, and positional arguments at the end."""
     schema = overload._schema.arguments
     count = len(args)
     while count and _is_default(schema[count - 1], args[count - 1]):
@@ -130,7 +130,7 @@ class _Stopper(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False; excluding torch's compiler from this mode would import it, which takes more than a second."""
+        """Return False. To exclude torch's compiler from this mode would import it, which takes more than a second."""
         return False
 
     def __torch_dispatch__(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Operations on torch tensors for running a sequence; other modules manage order and lifetimes."""
+"""Operations on torch tensors for running a sequence. Other modules manage order and lifetimes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHECKED_BYTES = 2
-"""Minimum bytes of floats whose values are checked: torch cannot check one-byte floats; most have no infinity."""
+"""Minimum element size, in bytes, of floats to check. torch cannot check one-byte floats, and most of these have no
+infinity.
+"""
 
 
 class TorchTools(Tools):
@@ -39,7 +41,9 @@ class TorchTools(Tools):
         return list(flattened(returned))
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
-        """Check whether a result is the expected tensor on this device; a scalar copied to the host does not count."""
+        """Check whether a result is the expected tensor on this device. A scalar that was copied to the host does not
+        count.
+        """
         if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or result.device != self._device:
             return False
         name = _NAMES.get(result.dtype)

@@ -1,6 +1,7 @@
 # pyright: strict
-"""Check the results of a user's function for an op: a wrong number of results is an error, shared memory
-gives a note.
+"""Check the results of a user's function for an op.
+
+A wrong number of results is an error. Shared memory gives a note.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compare the results of two calls on the same arguments: tolerances by dtype, and where results differ."""
+"""Compare the results of two calls on the same arguments. Has tolerances by dtype, and tells where results differ."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ TOLERANCE: dict[torch.dtype, float] = {
     torch.int8: 1.0,
     torch.uint8: 1.0,
 }
-"""Element type → tolerance, relative to the sum of the element's magnitude and the root mean square of all elements.
+"""Tolerance of each element type, relative to the sum of the element's magnitude and the root mean square of all
+elements.
 
-Since sums may be reordered, it is about ten times the rounding error for 16-bit types, a thousand times for float32 and
-complex64, and more for longer types. For 8-bit (quantised) integers, it is a difference of 1. Other integers and bools
-must be equal.
+Sums may be reordered. The tolerance is therefore about ten times the rounding error for 16-bit types, a thousand times
+for float32 and complex64, and more for longer types. For 8-bit (quantised) integers, it is a difference of 1. Other
+integers and bools must be equal.
 """
 EIGHT_BIT_FLOATS = 0.25
 """Tolerance of float8 types, whose rounding error is an eighth."""
@@ -70,7 +71,9 @@ def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function
 
 
 def _copies(op: ReplayOp, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of `op` by name: copies of the tensors, matched in order, and numbers from the plan."""
+    """Return the arguments of `op` by name. Tensors are copies of `arguments`, matched in order. Numbers come from the
+    plan.
+    """
     memo: dict[int, Any] = {}
     device = next((t.device for t in flattened(arguments) if isinstance(t, torch.Tensor)), torch.device("cpu"))
     return {
@@ -88,8 +91,9 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
 
 
 def compare_results(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
-    """Compare the results of the op's own implementation with those of the replay. `written` has pairs of the values
-    that both wrote to arguments; these are compared, too.
+    """Compare the results of the op's own implementation with those of the replay.
+
+    `written` has pairs of the values that both wrote to arguments. These are compared, too.
     """
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
     if len(actual_results) < len(expected_results):

@@ -1,4 +1,4 @@
-"""Tensors of a collective on one rank, the call that uses them, and a check of its results; imports torch."""
+"""Tensors of a collective on one rank, the call that uses them, and a check of its results. Imports torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CHUNK = 1 << 20
 LARGEST_SUM = 100
 """Upper bound of sums over all ranks, so that they are exact in bfloat16 and in 8 bits."""
 PERIOD = 251
-"""Period of the fill pattern along the elements: a prime, so that the check detects a misplaced part."""
+"""Period of the fill pattern along the elements. It is a prime, so the check detects a misplaced part."""
 REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
-"""Bytes per element → dtype for reductions if the back-end does not support the element's own dtype."""
+"""Dtype for reductions by bytes per element. It is used if the back-end does not support the element's own dtype."""
 MOVED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "float64", 16: "complex64"}
 KNOWN = {
     "gloo": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
@@ -34,8 +34,9 @@ Issue = Callable[[bool], Any]
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
-    """Return the dtype in which a message of `dtype` is moved. It is `dtype` if the back-end supports it, otherwise a
-    dtype of the same width.
+    """Return the dtype in which a message of `dtype` is moved.
+
+    It is `dtype` if the back-end supports it, otherwise a dtype of the same width.
     """
     if dtype in KNOWN.get(backend, KNOWN["gloo"]):
         return dtype
@@ -164,7 +165,9 @@ class Buffers:
     # What must come out, from what went in.
 
     def fill(self) -> None:
-        """Fill the tensors with the values that the check expects: a pattern along the elements, shifted by rank."""
+        """Fill the tensors with the values that the check expects. The values are a pattern along the elements, shifted
+        by rank.
+        """
         flat = self.input
         for start in range(0, flat.numel(), CHUNK):
             part = flat[start : start + CHUNK]

@@ -1,8 +1,8 @@
-"""A recorded step on one rank: calls run in order, and collectives are started and awaited at their recorded positions;
-imports torch.
+"""A recorded step on one rank. Calls run in order, and collectives are started and awaited at their recorded positions.
 
 Three kinds of passes alternate: calls with overlapping collectives, only calls, only collectives. Passes that are
 adjacent in time show how much time the overlap hides. They also show how much calls and collectives slow each other.
+This module imports torch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def run_step(
 ) -> SharedStepOutcome:
     """Run this rank's part of the step. Tensors of collectives may take `op_bytes`.
 
-    Every rank makes the same number of passes of each kind. Raises Raised if a call raises although it succeeded
-    before.
+    Every rank makes the same number of passes of each kind. Raises Raised if a call that succeeded before raises now.
     """
     options = step.config.options
     executor = make_executor(step.config)
@@ -102,7 +101,9 @@ class _Flight:
 
 
 class StepCollectives:
-    """The step's collectives on this rank; called at each position of a pass to start them and wait for them."""
+    """The step's collectives on this rank. At each position of a pass, it is called to start them and to wait
+    for them.
+    """
 
     def __init__(
         self,
@@ -138,7 +139,10 @@ class StepCollectives:
         self._times: dict[int, tuple[list[float], list[int], list[int], list[float]]] = {
             call.op: ([], [], [], []) for call in calls
         }
-        """Op index → (µs in flight, starts in ns, ends in ns, µs until the call returned), with one entry per call."""
+        """Times of each op's calls, by op index: (µs in flight, starts in ns, ends in ns, µs until the call returned).
+
+        Each list has one entry per call.
+        """
 
     def __call__(self, place: int) -> None:
         """Start and await the collectives that are due before the call at this position."""
@@ -169,7 +173,7 @@ class StepCollectives:
             self._await(number)
 
     def busy_spans(self) -> list[Span]:
-        """Return the spans of the last pass in which at least one collective was in flight, in order."""
+        """Return the spans of the last pass with at least one collective in flight, in order."""
         spans: list[Span] = []
         for flight in sorted((f for f in self._flights if f.buffers is not None), key=lambda f: f.asked_ns):
             if spans and flight.asked_ns <= spans[-1][1]:
@@ -262,7 +266,10 @@ class StepCollectives:
             self._unseen.add(number)
 
     def _made(self, groups: Groups, backend: str, device: str, budget_bytes: int) -> list[Buffers | None]:
-        """Return the tensors of each collective; an op's calls share them if each is awaited before the next call."""
+        """Return the tensors of each collective.
+
+        Calls of one op share their tensors if each call is awaited before the next starts.
+        """
         pools: defaultdict[int, list[tuple[int, Buffers]]] = defaultdict(list)
         by_call: list[Buffers | None] = []
         used_bytes = 0
@@ -371,7 +378,7 @@ class _Passes:
 def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
     """Return for how long collectives were in flight (`on`) while nothing waited for them.
 
-    Both lists of spans are in order, and the spans of one list do not overlap each other.
+    The spans of each list are in order and do not overlap each other.
     """
     hidden = sum(end - begin for begin, end in on)
     at = 0

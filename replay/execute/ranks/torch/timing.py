@@ -23,13 +23,13 @@ MOST_CALLS = 1000
 STAMPED = 16
 """Number of calls whose start and end each rank records."""
 OVERRUN = 3.0
-"""Slow collectives may take this many times `op_time_s` for the minimum number of samples."""
+"""Maximum time that a slow collective may take for the minimum number of samples, as a multiple of `op_time_s`."""
 
 
 def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:
     """Return the reply with times of a collective that has run once. `wait` must return when the device has finished.
 
-    All ranks make the same number of calls and samples. The number follows from the estimate of the slowest rank.
+    All ranks make the same number of calls and samples. It follows from the time that the slowest rank estimates.
     """
     call_us = _agreed(_warm(buffers, options, wait), buffers)
     calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))
@@ -60,7 +60,7 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
 
 
 def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> float:
-    """Return the median time of a warm call on this rank, in µs; every rank makes the same number of calls."""
+    """Return the median time of a warm call on this rank, in µs. Every rank makes the same number of calls."""
     took: list[float] = []
     for _ in range(max(2, options.warmup_calls)):
         started = perf_counter_ns()
@@ -78,7 +78,7 @@ def _agreed(call_us: float, buffers: Buffers) -> float:
 
 
 def _stamps(buffers: Buffers, count: int, wait: Callable[[], None]) -> tuple[list[float], list[int], list[int]]:
-    """Return (µs until an asynchronous call returned, start in ns, end in ns) for `count` calls, as three lists."""
+    """Return three lists for `count` calls: µs until an asynchronous call returned, start in ns, end in ns."""
     issue_us: list[float] = []
     arrived_ns: list[int] = []
     done_ns: list[int] = []

@@ -21,7 +21,10 @@ def attention(
     need_attn_weights: bool = False,
     is_causal: bool = False,
 ) -> tuple[Tensor, Maybe]:
-    """Compute attention: [*, L, E], [*, S, E], [*, S, Ev] → [*, L, Ev], and the weights [*, L, S] if requested."""
+    """Return the attention [*, L, Ev] of query [*, L, E], key [*, S, E] and value [*, S, Ev].
+
+    The second result is the weights [*, L, S] if requested, otherwise None.
+    """
     if need_attn_weights:
         return torch.ops.aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal

@@ -2,9 +2,10 @@
 """Convolution backward ops as torch named them until 1.10: one op per library and gradient.
 
 Each op calls `convolution_backward` with the gradient mask that its name implies. The arguments are those of the old
-schemas (module `legacy`). Gradients are [N, O, *out], inputs [N, C, *in] and weights [O, C / groups, *k]; weights of
-transposed convolutions are [C, O / groups, *k]. If an op does not receive a tensor, its size comes from the call's size
-arguments.
+schemas (module `legacy`).
+
+Gradients are [N, O, *out], inputs [N, C, *in] and weights [O, C / groups, *k]. Weights of transposed convolutions are
+[C, O / groups, *k]. Some ops do not receive the input or the weight; a size argument then gives its shape.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _INPUT, _WEIGHT = (True, False, False), (False, True, False)
 def _backward(
     grad: Tensor, x: Tensor, weight: Tensor, window: Window, mask: Mask, output_padding: Sizes | None = None
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """Return the gradients of input, weight and bias; a given `output_padding` means a transposed convolution."""
+    """Return the gradients of input, weight and bias.
+
+    If `output_padding` is given, the convolution is a transposed one.
+    """
     stride, padding, dilation, groups = window
     transposed = output_padding is not None
     extra = list(output_padding) if output_padding is not None else [0] * len(stride)
@@ -51,7 +55,7 @@ def _asked(mask: Mask, gradients: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ..
 
 
 def backward(c: Call) -> tuple[Maybe, ...]:
-    """Return the gradients of input and weight; if the mask has three entries, also that of the bias.
+    """Return the gradients of input and weight, and of the bias if the mask has three entries.
 
     The convolution is transposed if the call has an output padding.
     """

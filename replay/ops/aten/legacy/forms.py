@@ -2,10 +2,11 @@
 """Table of ops and overloads of torch 1.8 to 1.13 that torch has removed, with their present equivalents.
 
 The schemas were read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
-1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. Functional forms for which a new name is
-not enough have a row here. `WITHOUT` gives, for each op without an equivalent, the reason. `out=` variants of removed
-ops have no row, because autograd and the public functions of these versions call the functional forms. torch is
-imported only when a row is used.
+1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. A functional overload that needs more than
+a new name has a row here. `WITHOUT` maps each op that has no equivalent to the reason.
+
+`out=` variants of removed ops have no row, because autograd and the public functions of these versions call the
+functional forms. torch is imported only when a row is used.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ class Legacy(msgspec.Struct, frozen=True, kw_only=True):
     """One overload that torch removed after some version, and its equivalent."""
 
     schema: str
-    """Schema without the namespace. The overload name is the one that torch used. If torch now uses that name for
-    another overload, it is `until_1_10`.
+    """Schema without the namespace.
+
+    The overload name is the one that torch used, or `until_1_10` if torch now uses that name for another overload.
     """
     via: str
     """Op that does the work today; "plain torch" for a composition of several ops."""
     function: str = ""
-    """Function of package `ops.aten`, as "module.function", that takes the arguments of `schema`. If "", op `via` is
-    called instead. It gets, by keyword, the arguments that both schemas have.
+    """Function of package `ops.aten` that runs the overload, as "module.function".
+
+    It takes the arguments of `schema`. If this is "", op `via` is called instead, by keyword, with the arguments that
+    both schemas have.
     """
     given: tuple[tuple[str, Any], ...] = ()
     """Arguments of `via` that the old overload did not have, with their values."""

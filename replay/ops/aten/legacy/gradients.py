@@ -49,7 +49,10 @@ def cumprod_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 def _resampled(op: str, corners: bool) -> Callable[..., Tensor]:
-    """Return the backward function of a resampling op whose scales are None or a list, one per spatial dimension."""
+    """Return the backward function of a resampling op.
+
+    The op's scales are None, or a list with an entry for each spatial dimension.
+    """
 
     def backward(grad: Tensor, output_size: Sizes | None, input_size: Sizes, *rest: Any) -> Tensor:
         scales = rest[-1]
@@ -101,7 +104,7 @@ def binary_cross_entropy_with_logits_backward(
 def kl_div_backward(
     grad_output: Tensor, x: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False
 ) -> Tensor:
-    """Return -target · gradient, 0 where target <= 0; with log_target, return -exp(target) · gradient."""
+    """Return -target · gradient, or 0 where target <= 0. With log_target, return -exp(target) · gradient."""
     if log_target:
         return _reduced(-target.exp() * grad_output, x, reduction)
     return _reduced(torch.where(target > 0, -target * grad_output, torch.zeros_like(target)), x, reduction)
@@ -133,8 +136,9 @@ def im2col_backward(
 
 
 def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
-    """Return the gradient of diag: the diagonal of grad if the input was a vector, otherwise a matrix that is 0 off the
-    diagonal.
+    """Return the gradient of diag.
+
+    If the input was a vector, this is the diagonal of grad. Otherwise it is a matrix that is 0 off the diagonal.
     """
     if len(input_sizes) == 1:
         return grad.diag(diagonal)
@@ -165,7 +169,10 @@ def linear_to_input(input_size: Sizes, grad_output: Tensor, weight: Tensor) -> T
 
 
 def linear_to_weights(grad: Tensor, x: Tensor, weight: Tensor, bias_defined: bool) -> tuple[Tensor, Maybe]:
-    """Return the gradients of the weight and bias: [*, O] and [*, I] → [O, I], and [O] if there is a bias."""
+    """Return the gradients of the weight [O, I] and of the bias [O], if there is one.
+
+    `grad` is [*, O] and `x` is [*, I].
+    """
     rows = grad.reshape(-1, weight.shape[0])
     return rows.t().mm(x.reshape(-1, weight.shape[1])), rows.sum(0) if bias_defined else None
 

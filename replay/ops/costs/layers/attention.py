@@ -18,7 +18,10 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 FROM_FIRST_KEY = 1
-"""`custom_mask_type` of xformers and torch for a causal mask aligned to the first key; 2 is aligned to the last key."""
+"""Value of `custom_mask_type` in xformers and torch for a causal mask aligned to the first key.
+
+Value 2 means a causal mask aligned to the last key.
+"""
 
 
 def _three(op: OpView, at: int = 0) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
@@ -72,7 +75,7 @@ def _window(op: OpView) -> float | None:
 
 
 def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
-    """Return the kernels of attention with query (B, H, S, D); torch's causal mask is aligned to the first key."""
+    """Return the kernels of attention with query (B, H, S, D). torch's causal mask is aligned to the first key."""
     q, k, v = _three(op, at)
     rows = prod(q.shape[:-1])
     queries, causal = max(1, q.shape[-2]), op.flag("is_causal", "causal")
@@ -159,7 +162,7 @@ def heads_third_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def npu_training(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel of torch_npu's training attention; the layout ("BSH", "SBH", ...) is not recorded."""
+    """Return the kernel of torch_npu's training attention. The layout ("BSH", "SBH", ...) is not recorded."""
     return [_npu(op, "FlashAttentionScore")]
 
 

@@ -16,7 +16,10 @@ ASSUMED_TOP_K = 8
 """Number of experts per token if the trace does not record it."""
 INT4_IN_INT32 = 8
 SPLIT_ALONG_K = 2
-"""`group_type` of `npu_grouped_matmul` for the gradients of weights: groups split the summed dimension."""
+"""Value of `group_type` in `npu_grouped_matmul` for the gradients of weights.
+
+The groups then split the summed dimension.
+"""
 ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
@@ -44,8 +47,9 @@ def routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def re_routing(op: OpView) -> Iterable[KernelCall]:
-    """Return MoeReRouting, which moves tokens (T, H) from rank order to expert order. The tokens of each (rank, expert)
-    pair are one block of rows.
+    """Return MoeReRouting, which moves tokens (T, H) from rank order to expert order.
+
+    The tokens of each (rank, expert) pair are one block of rows.
     """
     tokens = op.need("tokens", at=0, rank=2)
     out, counts = spec(tokens.shape, tokens.dtype), op.need("expert_token_num_per_rank", at=1)
@@ -89,10 +93,10 @@ def grouped(
 ) -> KernelCall:
     """Return GroupedMatmul with `rows` spread evenly over the experts.
 
-    Its attribute `busiest` is the largest row count of an expert if the counts are known. They are `loads` if given,
-    otherwise those of the call's contents. With `fixed`, the counts only say how rows are distributed: they are scaled
-    so that their sum is `rows`. `weight_bits` is the number of bits per weight element in memory if the weights are
-    packed.
+    If the experts' row counts are known, its attribute `busiest` is the largest of them. The counts are `loads` if
+    given, otherwise those of the call's contents. With `fixed`, the counts only say how rows are distributed, and are
+    scaled to a sum of `rows`. If the weights are packed, `weight_bits` is the number of bits of a weight element in
+    memory.
     """
     if loads is None and op.contents is not None:
         loads = op.contents.expert_rows
@@ -138,7 +142,7 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
 
 
 def routed(rows: int, width: int, dtype: str, *products: KernelCall, out_dtype: str = "") -> list[KernelCall]:
-    """Return the kernels `products` between MoeInitRouting and MoeFinalizeRouting of `rows` rows."""
+    """Return `products` between the kernels MoeInitRouting and MoeFinalizeRouting for `rows` rows."""
     return [routing_call(rows, width, dtype), *products, combining_call(rows, width, out_dtype or dtype)]
 
 
@@ -148,11 +152,11 @@ def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
 
 
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of an MoE layer whose weights are not arguments, from hidden states (T, H) and router logits
-    (T, E).
+    """Return the kernels of an MoE layer whose weights are not arguments.
 
-    The experts' sizes come from the user. If the user gives none, they are the largest that the recorded time allows
-    (`expert_sizes`). If no time is recorded either, nothing is predicted.
+    The arguments are hidden states (T, H) and router logits (T, E). The experts' sizes come from the user. If the user
+    gives none, they are the largest that the recorded time allows (`expert_sizes`). If no time is recorded either,
+    nothing is predicted.
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
     if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
@@ -209,7 +213,10 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
 def _rows_by_expert(
     op: OpView, rows: TensorMeta, weight: TensorMeta, loads: tuple[int, ...] | None = None
 ) -> KernelCall:
-    """Return GroupedMatmul of rows (T, K) with weights (E, K, N) or (E, N, K); `loads` are the rows of each expert."""
+    """Return GroupedMatmul of rows (T, K) with weights (E, K, N) or (E, N, K).
+
+    `loads` are the numbers of rows of the experts.
+    """
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
     bits = 0
@@ -259,7 +266,10 @@ def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta) -> KernelCal
 
 
 def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
-    """Return weight gradients (M, T) @ (T, N), one product per group; the offsets give the number of groups."""
+    """Return the products (M, T) @ (T, N) that give the weight gradients, one product per group.
+
+    The number of groups is the number of offsets.
+    """
     offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
     groups = max(1, offsets.shape[0] if offsets is not None else 1)
     op.note(f"routing is unknown: {a.shape[1]} rows assumed to be spread evenly over {groups} groups")
@@ -276,8 +286,9 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     """
 )
 def dispatch_or_combine(op: OpView) -> Iterable[KernelCall]:
-    """Return MoeDistributeDispatch or MoeDistributeCombine. Dispatch sends each token to the ranks of its top-k
-    experts. Combine sends the results back.
+    """Return MoeDistributeDispatch or MoeDistributeCombine.
+
+    Dispatch sends each token to the ranks of its top-k experts. Combine sends the results back.
     """
     dispatch = "dispatch" in op.op.name
     hidden = op.meta("x", "expand_x", at=0)

@@ -17,7 +17,10 @@ LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
 
 
 def paged(op: OpView) -> Iterable[KernelCall]:
-    """Return attention over a paged cache; the batch annotation or the arguments give the context tokens."""
+    """Return attention over a paged cache.
+
+    The number of context tokens comes from the batch annotation or from the arguments.
+    """
     q = op.meta(*QUERY) or next((t for t in op.tensors if len(t.shape) >= 3), None)
     if q is None or not q.shape:
         raise DoesNotFit("attention needs a query")

@@ -127,7 +127,7 @@ def cell(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def gates_alone(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel of a cell's gates without its products: every tensor is read or written once."""
+    """Return the kernel of a cell's gates without its products. Every tensor is read or written once."""
     if not op.tensors:
         raise DoesNotFit("gates need tensors")
     inputs = [op.packed(t) for t in op.tensors]

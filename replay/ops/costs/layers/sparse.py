@@ -12,7 +12,7 @@ from opreplay.replay.ops.op_view import OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_CHOSEN = 2048
-"""Number of keys that a query attends to if no argument gives the number; DeepSeek's indexer selects this many."""
+"""Number of keys that a query attends to if no argument gives the number. DeepSeek's indexer selects this many."""
 LATENT = 512
 """Width of the MLA latent."""
 
@@ -32,8 +32,9 @@ def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, 
 
 
 def chosen_keys(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of attention in which a query sees only selected keys, which are read row by row. The query's
-    row of indices lists these keys, or blocks of keys.
+    """Return the kernels of attention in which a query sees only selected keys.
+
+    The keys are read row by row. The query's row of indices lists the selected keys, or blocks of keys.
     """
     q = op.need("query", "q", at=0, rank=3)
     k = op.need("key", "ori_kv", at=1, rank=3)
@@ -75,8 +76,10 @@ def _value_in_key(tensor: TensorSpec, size: int) -> bool:
 
 
 def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
-    """Return the indexer's kernels: a product on the cube for the heads' weighted scores, and TopKV2 for each query's
-    top-k keys.
+    """Return the indexer's two kernels.
+
+    The first is a product on the cube (the matrix unit) for the heads' weighted scores. The second is TopKV2, which
+    selects each query's top-k keys.
     """
     q, k = op.need("query", at=0, rank=3), op.need("key", at=1, rank=3)
     rows, heads, keys = _rows_and_keys(op, q, k)

@@ -16,7 +16,10 @@ PASSES = "no kernel of CANN does this: costed as a pass over all rows for each"
 
 
 def causal_convolution(op: OpView) -> Iterable[KernelCall]:
-    """Return one multiply-add per tap, then any activation; x is (..., D, L), weight (D, taps), transposed on NPUs."""
+    """Return one multiply-add per tap, and the activation if there is one.
+
+    x is (..., D, L). weight is (D, taps), or transposed on NPUs.
+    """
     x, weight = op.need("x", at=0, rank=1), op.need("weight", rank=2)
     tap_count = max(1, min(weight.shape[-2:]))
     op.assume(f"{PASSES} of {tap_count} taps")
@@ -26,7 +29,11 @@ def causal_convolution(op: OpView) -> Iterable[KernelCall]:
 
 
 def selective_scan(op: OpView) -> Iterable[KernelCall]:
-    """Return one decay and two products per state, with input and output; u is (..., D, L), A is (D, states)."""
+    """Return the kernels of a selective scan.
+
+    Each state needs one decay and two products, with the input and with the output. u is (..., D, L) and A is (D,
+    states).
+    """
     u, decay = op.need("u", at=0, rank=2), op.need("A", rank=2)
     states = max(1, decay.shape[-1])
     op.assume(f"{PASSES} of {states} states")
@@ -69,7 +76,10 @@ def delta_gates(op: OpView) -> Iterable[KernelCall]:
 
 
 def mixed_streams(op: OpView) -> Iterable[KernelCall]:
-    """Return hyper-connections: mix streams (..., n, D) into one, or spread one over n. Every tensor is moved once."""
+    """Return the kernel of hyper-connections.
+
+    It mixes n streams (..., n, D) into one stream, or spreads one stream over n. Every tensor is moved once.
+    """
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)

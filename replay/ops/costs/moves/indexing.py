@@ -36,8 +36,10 @@ def _index(op: OpView, *names: str) -> TensorMeta:
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """Return GatherV2, which reads whole rows. If a row is shorter than a memory block, return GatherElements instead,
-    which picks single elements in the cores' memory.
+    """Return GatherV2, which reads whole rows.
+
+    If a row is shorter than a memory block, return GatherElements instead, which picks single elements in the cores'
+    memory.
     """
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
@@ -86,15 +88,19 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
 
 
 def _transpose_innermost(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
-    """Return the transpose that makes `dim` innermost for cores that cannot load single elements; `back` undoes it."""
+    """Return the transpose that makes `dim` innermost, or the reverse transpose if `back` is set.
+
+    Cores that cannot load single elements need it.
+    """
     pair, sizes = [tensor, _innermost(tensor, dim)], (tensor.shape[dim], prod(tensor.shape[dim + 1 :]))
     before, after = reversed(pair) if back else pair
     return kernel("Transpose", [before], [after], forward=True, swapped=sizes[::-1] if back else sizes)
 
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
-    """Return the sizes of the indexed dimension and of the dimensions after it. For a table that is indexed as if it
-    were flat, return only its total size.
+    """Return the sizes of the indexed dimension and of the dimensions after it.
+
+    For a table that is indexed as if it were flat, return only its total size.
     """
     if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
@@ -123,7 +129,10 @@ def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
 
 
 def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
-    """Return how many elements `index` picks along the indexed dimension; for a flat table, the size of `index`."""
+    """Return how many elements `index` picks along the indexed dimension.
+
+    For a flat table, this is the size of `index`.
+    """
     along = _along(op, table)
     is_flat = len(along) != len(table.shape) - op.integer("dim", default=0) % max(1, len(table.shape))
     return elements(index) if is_flat or len(index.shape) != len(table.shape) else index.shape[-len(along)]
@@ -138,8 +147,9 @@ def _span(along: int, picks: int, dtype: str) -> int:
 
 
 def _is_few(count: int, table: TensorMeta) -> bool:
-    """Check whether `count` single elements touch fewer memory blocks than the table has, so that it is not read as a
-    whole.
+    """Check whether `count` single elements touch fewer memory blocks than the table has.
+
+    If so, the table is not read as a whole.
     """
     return count * BLOCK < elements(table) * itemsize(table.dtype)
 
@@ -158,7 +168,10 @@ class _Picked(NamedTuple):
 
 
 def _picked(op: OpView, table: TensorMeta) -> _Picked:
-    """Return the picked positions and the elements at each. A mask covers as many table dimensions as it has itself."""
+    """Return the picked positions and the number of elements at each position.
+
+    A mask covers as many dimensions of the table as it has itself.
+    """
     arg = op.args.get("indices")
     places = arg.tensors if arg is not None and any(arg.tensors) else tuple(_indices(op, "indices"))
     covered = _covered(places)
@@ -172,7 +185,10 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
 
 
 def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
-    """Return the table dimensions that indices and masks cover; the first dimension if no list was recorded."""
+    """Return the table dimensions that indices and masks cover.
+
+    If no list was recorded, this is the first dimension.
+    """
     covered: set[int] = set()
     dim = 0
     for meta in places:
@@ -183,8 +199,10 @@ def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
 
 
 def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
-    """Return the number of True elements of the masks. It comes from the size of the result or of the values. If
-    neither is known, half of the elements are assumed to be True, and a note is added.
+    """Return the number of True elements of the masks.
+
+    It comes from the size of the result or of the values. If neither is known, half of the elements are assumed to be
+    True, and a note is added.
     """
     moved = op.op.outputs[0] if op.op.outputs else None
     if "values" in op.args:
@@ -226,7 +244,7 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
 
 
 def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
-    """Return the kernel by which an out-of-place op copies its target tensor; an empty list for in-place ops."""
+    """Return the kernel by which an out-of-place op copies its target tensor, or an empty list for an in-place op."""
     in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
     return [] if in_place else [kernel("TensorMove", [table], [table])]
 
@@ -237,8 +255,9 @@ def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
     """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
-    """Return ScatterElements, which writes single elements at an index. The rest of the table is not touched, except
-    that an out-of-place op copies the table first.
+    """Return ScatterElements, which writes single elements at an index.
+
+    An out-of-place op copies the table first. Otherwise the rest of the table is not touched.
     """
     table = op.need("self", at=0)
     index = _indices(op, "index")
@@ -261,9 +280,9 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
 def rows_put(op: OpView) -> Iterable[KernelCall]:
     """Return ScatterUpdate, which writes rows along a dimension at an index.
 
-    The rest of the table is not touched, except that an out-of-place op copies the table first. Rows shorter than a
-    memory block are written one element at a time. If that touches as many blocks as the table has, the table is
-    transposed instead, so that each row is contiguous.
+    An out-of-place op copies the table first. Otherwise the rest of the table is not touched. Rows shorter than a
+    memory block are written one element at a time. If this touches as many blocks as the table has, the table is
+    transposed instead. Each row is then contiguous.
     """
     table = op.need("self", at=0)
     index = _indices(op, "index")
@@ -292,7 +311,7 @@ def rows_put(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::masked_scatter")
 def masked_scatter(op: OpView) -> Iterable[KernelCall]:
-    """Return an AI CPU program that writes source elements where the mask is True; AI cores have no kernel for this."""
+    """Return an AI CPU program that writes source elements where the mask is True. AI cores have no kernel for this."""
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
     op.assume("it was never measured whether an AI core runs this op")
@@ -371,7 +390,7 @@ def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::topk aten::sort aten::argsort aten::msort")
 def sort(op: OpView) -> Iterable[KernelCall]:
-    """Return Sort or TopKV2 along one dimension; a dimension that is not innermost is transposed first."""
+    """Return Sort or TopKV2 along one dimension. A dimension that is not innermost is transposed first."""
     source = op.packed(op.need("self", "input", at=0))
     rank = max(1, len(source.shape))
     dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
@@ -392,7 +411,7 @@ def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
 
 @costs("aten::nonzero aten::argwhere aten::masked_select aten::nonzero_static aten::nonzero_numpy")
 def nonzero(op: OpView) -> Iterable[KernelCall]:
-    """Return NonZero; half of the elements are assumed nonzero, because the number depends on the contents."""
+    """Return NonZero. Half of the elements are assumed nonzero, because the number depends on the contents."""
     source = op.need("self", at=0)
     n = elements(source)
     op.note("number of nonzeros not recorded: half of the elements assumed")

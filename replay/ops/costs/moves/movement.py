@@ -146,7 +146,10 @@ def into_copy(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::diag aten::diag_embed aten::diagflat")
 def diagonal(op: OpView) -> Iterable[KernelCall]:
-    """Return kernels that clear a tensor, then copy to its diagonal; `diag` of a matrix copies the diagonal out."""
+    """Return kernels that clear a tensor and then copy to its diagonal.
+
+    For `diag` of a matrix, return a Slice that copies the diagonal out.
+    """
     source = op.dense("self", "input", at=0)
     if source is None:
         return []
@@ -219,7 +222,10 @@ def clones(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_write(op: OpView) -> Iterable[KernelCall]:
-    """Return the write of new keys and values to cache slots: one row per token, independent of the cache size."""
+    """Return the write of new keys and values to cache slots.
+
+    It writes one row per token, and does not depend on the cache size.
+    """
     key = op.meta("key", "k", "updates", at=0)
     if key is None or not key.shape:
         return []

@@ -150,7 +150,7 @@ def cast(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::copy_ aten::copy aten::_copy_from aten::_copy_from_and_resize")
 def copy(op: OpView) -> Iterable[KernelCall]:
-    """Return the copy of src to self: Cast if the dtypes differ, a strided copy if the layouts differ."""
+    """Return the copy of src to self. It is a Cast if the dtypes differ, and a strided copy if the layouts differ."""
     target, source = op.meta("self", at=0), op.meta("src", at=1)
     if target is None or source is None:
         return []
@@ -332,7 +332,10 @@ def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
-    """Return the number of row groups and the rows of the largest group; groups are equal if not recorded."""
+    """Return the number of row groups and the number of rows of the largest group.
+
+    If the groups are not recorded, they are assumed to be equal.
+    """
     ends = op.integers("group_list")
     if ends:
         counted = op.integer("group_list_type", default=0) != 0
@@ -343,9 +346,7 @@ def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
 
 
 def grouped_block_quantize(op: OpView) -> Iterable[KernelCall]:
-    """Return GroupedDynamicBlockQuant: a core takes a column of blocks in a group and iterates over the
-    blocks in it.
-    """
+    """Return GroupedDynamicBlockQuant. A core takes one column of blocks of a group and iterates over its blocks."""
     meta = op.need("x", "input", at=0, rank=2)
     groups, rows = _row_groups(op, meta.shape[-2])
     height, width = op.integer("row_block_size", default=1), op.integer("col_block_size", default=128)
@@ -376,6 +377,9 @@ def _wide_float(op: OpView) -> TensorSpec:
 
 
 def in_rows(tensor: TensorSpec) -> TensorSpec:
-    """Return a long vector reshaped to rows: row kernels without per-row values split a vector over all cores."""
+    """Reshape a long vector to rows, and return any other tensor unchanged.
+
+    The reason is that row kernels without per-row values split a vector over all cores.
+    """
     n = prod(tensor.shape)
     return spec((-(-n // ROW), ROW), tensor.dtype) if len(tensor.shape) == 1 and n > ROW else tensor

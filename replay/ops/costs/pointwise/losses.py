@@ -48,7 +48,7 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return the gradients of all elements in one kernel, after the loss gradient is broadcast to every element."""
+    """Return one kernel for the gradients of all elements. The loss gradient is first broadcast to every element."""
     inputs = [op.packed(t) for t in op.tensors]
     kind, full = "SigmoidGrad" if "cross_entropy" in op.op.name else "Sub", op.output(_full(op, inputs))
     if "mse_loss" in op.op.name:
@@ -63,7 +63,7 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """Return NLLLoss, which reads one score per sample; margin losses read all scores.
+    """Return NLLLoss, which reads one score per sample, or all scores for a margin loss.
 
     If a loss without margin is reduced, its accumulator is cleared first.
     """
@@ -110,9 +110,10 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
     """Return LogSoftmaxV2 over the classes and the kernels that compute the loss from it.
 
-    For labels, the loss is NLLLoss; for probabilities, it is the sum of products. With labels but no class weights,
-    weights of 1 are written first. For images, the class dimension is moved last. Both follow the kernels listed in
-    hicann/cann-bench. Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of PyTorch).
+    For labels, the loss is NLLLoss. For probabilities, it is the sum of products. With labels but no class weights,
+    weights of 1 are written first. For images, the class dimension is moved last. The last two facts follow the kernels
+    listed in hicann/cann-bench. Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of
+    PyTorch).
     """
     x, target, weight = op.need("self", "input", at=0), op.meta("target", at=1), op.meta("weight")
     source, smoothing = spec(x.shape, x.dtype), op.number("label_smoothing")

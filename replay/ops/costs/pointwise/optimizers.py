@@ -26,7 +26,10 @@ FOREACH: dict[str, tuple[str, ...]] = {
          "sinh", "tan"), ("ForeachExp",) * 2,
     ),
 }  # fmt: skip
-"""Suffix of aten::_foreach_* → CANN kernel types: for a second list of tensors, and for scalars."""
+"""CANN kernel types by the suffix of aten::_foreach_*.
+
+The first type is for a second list of tensors, the second for scalars.
+"""
 
 
 def _foreach(name: str, kinds: tuple[str, ...]) -> Cost:

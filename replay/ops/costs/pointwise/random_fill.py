@@ -116,7 +116,7 @@ def random(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_dropout aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout")
 def dropout(op: OpView) -> Iterable[KernelCall]:
-    """Return DSAGenBitMask (one bit per element) and DropOutDoMask; no kernel outside training."""
+    """Return DSAGenBitMask (one bit per element) and DropOutDoMask, or no kernels outside training."""
     meta = op.meta("input", "self", at=0)
     training = op.value("train", "training")
     if meta is None or training is False or op.number("p") == 0:

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Lowering of rarer elementwise functions, each to a CANN kernel of similar cost; `elementwise` has the common ones."""
+"""Lowering of rarer elementwise functions, each to a CANN kernel of similar cost.
+
+`elementwise` has the common functions.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ def outer_sum(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
-    """Return a dense product for A @ B, also for sparse operands, because these cores have no sparse products."""
+    """Return a dense product for A @ B.
+
+    Sparse operands are treated as dense, because these cores have no sparse products.
+    """
     a, b = _pair(op)
     if "sparse" in op.op.name or op.op.name in ("aten::smm", "aten::hspmm", "aten::spmm"):
         op.note("this SoC has no sparse matrix products: costed as a dense one")
@@ -79,8 +82,9 @@ matrix's contents, so four is an assumption.
 
 @costs("aten::matrix_exp aten::linalg_matrix_exp aten::matrix_exp_backward")
 def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
-    """Return the products of the matrix with itself that compute its exponential. The gradient is a block of the
-    exponential of a matrix of twice the size, so its products have twice the size.
+    """Return the products of the matrix with itself that compute its exponential.
+
+    The gradient is a block of the exponential of a matrix of twice the size. Hence its products have twice the size.
     """
     source = op.need("self", at=0, rank=2)
     size = source.shape[-1] * (2 if "backward" in op.op.name else 1)
@@ -144,8 +148,9 @@ def bilinear(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
-    """Return one product of two operands: leading sizes shared with the result are the batch, inner sizes are
-    summed.
+    """Return one product of two operands.
+
+    Leading sizes that are shared with the result are the batch. Inner sizes are summed.
     """
     a, b = _pair(op)
     sizes = op.outputs()

@@ -66,8 +66,10 @@ class Sizes:
         self.result = (batch, outs, *(max(1, x) for x in result))
 
     def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
-        """Return the number of groups if the call has no such argument, as for depthwise ops. It is the number of image
-        channels divided by the number of channels per filter; for transposed convolutions it is 1.
+        """Return the number of groups if the call has no such argument, as for depthwise ops.
+
+        It is 1 for transposed convolutions. Otherwise it is the number of image channels divided by the number of
+        channels per filter.
         """
         return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
 
@@ -114,13 +116,13 @@ def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
 
 
 def _for_forward(source: TensorSpec, target: TensorSpec) -> KernelCall:
-    """Return a layout conversion for a forward convolution; cubes that read plain layouts skip it."""
+    """Return a layout conversion for a forward convolution. Cubes (matrix units) that read plain layouts skip it."""
     return kernel("TransData", [source], [target], forward=True)
 
 
 @costs(*FORWARD)
 def forward(op: OpView) -> Iterable[KernelCall]:
-    """Return TransData of input and weight, the convolution, and TransData of the result; the bias adds no kernel."""
+    """Return TransData of input and weight, the convolution, and TransData of the result. The bias adds no kernel."""
     source, weight = op.need("input", "self", "grad_output", at=0), op.need("weight", at=1)
     sizes = Sizes(op, source, weight)
     bias = op.meta("bias")

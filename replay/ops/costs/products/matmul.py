@@ -32,7 +32,7 @@ def operand(op: OpView, meta: TensorMeta) -> tuple[TensorSpec, bool]:
 
 
 def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight: bool = False) -> KernelCall:
-    """Return the kernel for A @ B, or A @ B^T if B is a layer's `weight`; leading dimensions are broadcast."""
+    """Return the kernel for A @ B, or A @ B^T if B is a layer's `weight`. Leading dimensions are broadcast."""
     a_spec, ta = operand(op, a)
     b_spec, tb = operand(op, b)
     m = prod(a.shape[-2:-1])
@@ -58,7 +58,10 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
 
 @costs("aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::vdot aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel of A @ B, or A @ B^T for aten::inner; the vector cores multiply two vectors (Dot)."""
+    """Return the kernel of A @ B, or of A @ B^T for aten::inner.
+
+    Two vectors are multiplied by the vector cores (Dot).
+    """
     a, b = op.need("self", "input", at=0), op.need("mat2", "other", "vec", "tensor", at=1)
     if len(a.shape) == len(b.shape) == 1:
         dtype = promote([a.dtype, b.dtype])
@@ -68,7 +71,7 @@ def plain(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::addmm aten::addmv aten::baddbmm aten::addbmm aten::_addmm_activation aten::sparse_addmm")
 def with_addend(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernels of beta * C + alpha * A @ B: a 1-D C is the product's bias, any other C is added later."""
+    """Return the kernels of beta * C + alpha * A @ B. A 1-D C is the product's bias. Any other C is added later."""
     a, b = op.need("mat1", "batch1", "mat", at=1), op.need("mat2", "batch2", "vec", at=2)
     c = op.meta("self", at=0)
     one_dim = c is not None and len(c.shape) == 1 and len(b.shape) == 2
@@ -111,7 +114,7 @@ def layer_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_scaled_mm aten::_scaled_mm_v2 aten::_int_mm")
 def quantized(op: OpView) -> Iterable[KernelCall]:
-    """Return the product of 8-bit operands; 8-bit floats, which these SoCs lack, are costed at the int8 rate."""
+    """Return the product of 8-bit operands. 8-bit floats, which these SoCs lack, are costed at the int8 rate."""
     metas = [t for t in op.tensors if len(t.shape) >= 2 and t.dtype not in ("float32", "bfloat16", "float16")]
     operands = [t for t in (*metas, *op.tensors) if len(t.shape) >= 2]
     if len(operands) < 2:

@@ -34,7 +34,10 @@ def bits_of(weight: TensorMeta, unpacked: int) -> int:
 
 
 def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
-    """Return the number of result columns: from an argument, the result, the scales, or the size of the weights."""
+    """Return the number of result columns.
+
+    It comes from an argument, the result, the scales, or the size of the weights.
+    """
     said = op.integer(*COLUMNS, default=0)
     if said > 0:
         return said

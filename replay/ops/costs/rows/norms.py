@@ -225,7 +225,7 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
     """
 )
 def softmax(op: OpView) -> Iterable[KernelCall]:
-    """Return SoftmaxV2 along one dimension: a single kernel for any dimension (hicann/cann-bench, CANN 9.0)."""
+    """Return SoftmaxV2 along one dimension. It is a single kernel for any dimension (hicann/cann-bench, CANN 9.0)."""
     return _along(op, op.need("self", "input", "x", at=0), "SoftmaxV2", 1)
 
 

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Lowering of pooling over one, two or three dimensions, forward and backward; resampling is in `resampling`."""
+"""Lowering of pooling over one, two or three dimensions, forward and backward.
+
+Resampling is in `resampling`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def _each(values: tuple[int, ...], space: int, default: int) -> tuple[int, ...]:
 
 
 def result_of(op: OpView, meta: TensorMeta, space: int) -> TensorSpec:
-    """Return the first output as (N, C, H, W), as recorded or computed from the output size, scale, or window."""
+    """Return the first output as (N, C, H, W). It is recorded, or computed from the output size, scale or window."""
     if op.op.outputs and op.op.outputs[0] is not None:
         return images(op.op.outputs[0], space)
     lead, extent = meta.shape[: len(meta.shape) - space], meta.shape[len(meta.shape) - space :]
@@ -152,7 +155,7 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def adaptive(op: OpView) -> Iterable[KernelCall]:
-    """Return AdaptiveAvgPool3d or AdaptiveMaxPool3d between transposes; for a global pool, return a reduction instead.
+    """Return AdaptiveAvgPool3d or AdaptiveMaxPool3d between transposes, or a reduction for a global pool.
 
     The transposes are needed because the pooling kernel works on channels-last data.
     """

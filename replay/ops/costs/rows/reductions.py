@@ -22,7 +22,10 @@ def reduced(op: OpView) -> tuple[int, ...]:
 
 
 def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
-    """Return {"inner": product of all sizes after `dim`}, an attribute of kernels; {} if `dim` is None or innermost."""
+    """Return {"inner": product of all sizes after `dim`}, which is an attribute of kernels.
+
+    Returns {} if `dim` is None or innermost.
+    """
     if dim is None:
         return {}
     inner = prod(shape[dim + 1 :])
@@ -30,7 +33,7 @@ def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
 
 
 def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
-    """Return the attribute `across`: whether a kept dimension follows a reduced one; empty if all are reduced."""
+    """Return {"across": whether a kept dimension follows a reduced one}, or {} if all dimensions are reduced."""
     dims = {d % len(shape) for d in op.integers("dim", "dims", "axis")} if shape else set[int]()
     if not dims:
         return {}

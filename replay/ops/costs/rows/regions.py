@@ -35,7 +35,7 @@ def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
 
 
 def roi_align(op: OpView) -> Iterable[KernelCall]:
-    """Return ROIAlign of blocked float32 images: bilinear samples of every bin and channel, averaged."""
+    """Return ROIAlign of blocked float32 images. The kernel averages bilinear samples of every bin and channel."""
     source, rois = op.need("input", "self", "x", at=0, rank=4), op.need("rois", at=1, rank=2)
     plain = images(TensorMeta(shape=source.shape, dtype="float32"), 2)
     samples = _bins(op, rois, source.shape[1])
@@ -60,7 +60,7 @@ def aligned_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def nms_with_mask(op: OpView) -> Iterable[KernelCall]:
-    """Return NMSWithMask: the kept boxes are processed sequentially, each compared with all later boxes."""
+    """Return NMSWithMask. The kept boxes are processed sequentially, and each is compared with all later boxes."""
     boxes = op.need("dets", "boxes", "input", "self", at=0, rank=1)
     n = max(1, boxes.shape[-2:][0])
     threshold = op.number("iou_threshold")

@@ -39,7 +39,10 @@ def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 @costs(*(f"aten::{name}" for name in UPSAMPLE))
 def upsample(op: OpView) -> Iterable[KernelCall]:
-    """Return the interpolation kernel; `nearest` repeats input elements, other modes combine neighbouring elements."""
+    """Return the interpolation kernel.
+
+    Mode `nearest` repeats input elements. Other modes combine neighbouring elements.
+    """
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -60,7 +63,7 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
 
 @costs(*(f"aten::{name}_backward" for name in UPSAMPLE))
 def upsample_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return the gradient of interpolation: every input element sums over the outputs that it contributed to."""
+    """Return the gradient of interpolation. Every input element sums over the outputs that it contributed to."""
     meta = _source(op, "grad_output", "grad")
     space = space_of(op, meta)
     source = images(meta, space)
@@ -82,9 +85,10 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
-    """Return GridSampler2D, which reads images and a grid of positions and writes one element per position and channel.
+    """Return GridSampler2D, which writes one element per position and channel.
 
-    A transpose first makes the channels the innermost dimension. Devices whose cores load single elements skip it.
+    It reads images and a grid of positions. A transpose first makes the channels the innermost dimension. Devices whose
+    cores load single elements skip the transpose.
     """
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
     space = len(meta.shape) - 2

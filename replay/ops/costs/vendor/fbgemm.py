@@ -38,14 +38,14 @@ def tables(op: OpView) -> Iterable[KernelCall]:
 
 
 def reorder_segments(op: OpView) -> Iterable[KernelCall]:
-    """Return copies that reorder segments of data: all data is read and written once, one copy per tensor."""
+    """Return copies that reorder segments of data, one copy per tensor. All data is read and written once."""
     op.note("costed as one copy per tensor, although its segments change places (never measured)")
     moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(tensor) for tensor in op.tensors)]
     return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
 
 
 def scan_row(op: OpView) -> Iterable[KernelCall]:
-    """Return a scan of one long row by a dedicated kernel, which first sums up blocks and then scans them.
+    """Return a scan of one long row by a dedicated kernel, which first sums blocks and then scans them.
 
     NPU libraries for recommendation models have this kernel. CANN's own cumulative sum is sequential and would take
     thousands of times as long.
@@ -66,7 +66,7 @@ def check_indices(op: OpView) -> Iterable[KernelCall]:
 
 @costs_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
 def convert_rows(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel that converts rows to or from a few bits per element: one read, one write."""
+    """Return the kernel that converts rows to or from a few bits per element. It makes one read and one write."""
     source = op.widest()
     plain = in_rows(spec(source.shape, source.dtype))
     if source.dtype in ("uint8", "int8"):
@@ -79,7 +79,7 @@ _INDICES = ("int32", "int64")
 
 @costs_like(r"triton_", r"triton::")
 def compiled_kernel(op: OpView) -> Iterable[KernelCall]:
-    """Return a compiler-generated kernel: each tensor in the arguments is moved once, and the last one is written."""
+    """Return a compiler-generated kernel. Each tensor in the arguments is moved once. The last tensor is written."""
     metas = op.tensors
     if not metas:
         raise DoesNotFit("needs tensors")
@@ -111,8 +111,9 @@ def count_rows_read(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> i
 
 @costs("aten::_local_scalar_dense aten::item aten::is_nonzero aten::Bool aten::Int aten::Float")
 def read_by_host(op: OpView) -> Iterable[KernelCall]:
-    """Return no kernel for a copy of one value to the host: waiting for the device costs step time, but no
-    kernel time.
+    """Return no kernel for a copy of one value to the host.
+
+    Waiting for the device costs step time, but no kernel time.
     """
     op.note(
         "returns a value to the host, which waits for it; launches no kernel (`opreplay timeline` shows such waits)"

@@ -20,7 +20,7 @@ def jagged_rows(op: OpView) -> Iterable[KernelCall]:
 
 
 def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
-    """Return (T, M)^T @ (T, N) as one product per sequence; the results are added to the argument `self` if given."""
+    """Return (T, M)^T @ (T, N) as one product per sequence. The results are added to the argument `self` if given."""
     x, y = op.need("x_values", "x", rank=2), op.need("y_values", "weight", rank=2)
     offsets, total = op.meta("x_offsets", "group_list"), op.meta("self")
     steps = length(offsets)
@@ -37,7 +37,7 @@ def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
 
 
 def lists_of_products(op: OpView) -> Iterable[KernelCall]:
-    """Return one product per pair of rows (M, K) and weights (N, K); 8-bit floats are costed at the int8 rate."""
+    """Return one product per pair of rows (M, K) and weights (N, K). 8-bit floats are costed at the int8 rate."""
     names = ("X", "W") if "X" in op.args else ("XQ", "WQ")
     lhs, rhs = ([_eight_bit(t) for t in op.metas(name)] for name in names)
     if not lhs or len(lhs) != len(rhs) or any(len(t.shape) < 2 for t in (*lhs, *rhs)):
@@ -50,7 +50,10 @@ def _eight_bit(meta: TensorMeta) -> TensorMeta:
 
 
 def dynamic_quant_matmul(op: OpView) -> Iterable[KernelCall]:
-    """Return DynamicQuant of x (M, K), then the product with 8-bit weights, transposed or not, at the int8 rate."""
+    """Return DynamicQuant of x (M, K), then the product with 8-bit weights at the int8 rate.
+
+    The weights may be transposed.
+    """
     x, weight = op.need("input", "x", at=0, rank=2), op.need("weight", "quantized_weight", at=1, rank=2)
     rows, inner = prod(x.shape[:-1]), x.shape[-1]
     turned = weight.shape[-1] == inner

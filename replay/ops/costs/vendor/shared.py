@@ -1,5 +1,5 @@
 # pyright: strict
-"""Cost rules shared by vendors' ops of several families: one kernel over the widest tensor, norms with rope."""
+"""Cost rules that vendors' ops of several families share: one kernel over the widest tensor, and norms with rope."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def _sources(op: OpView, *names: str) -> list[TensorMeta]:
 
 
 def _each(kind: str, *names: str, inputs: int = 1) -> Cost:
-    """Return a cost rule: one kernel per named tensor (or the widest), reading `inputs` tensors of that size."""
+    """Return a cost rule that gives one kernel per named tensor, or one for the widest tensor.
+
+    Each kernel reads `inputs` tensors of that size.
+    """
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, *names)]
@@ -93,8 +96,9 @@ def converted(op: OpView) -> Iterable[KernelCall]:
 
 
 def hadamard(op: OpView) -> Iterable[KernelCall]:
-    """Return a Hadamard transform as a product of all rows with a square matrix of their width. The cube (matrix unit)
-    is the fastest unit for it.
+    """Return a Hadamard transform as a product of all rows with a square matrix of their width.
+
+    The cube (matrix unit) is the fastest unit for it.
     """
     x = op.need("x", at=0, rank=1)
     width = x.shape[-1]
@@ -103,7 +107,7 @@ def hadamard(op: OpView) -> Iterable[KernelCall]:
 
 
 def anti_quantize(op: OpView) -> Iterable[KernelCall]:
-    """Return AscendAntiQuant of the widest tensor; 4 bits per element are assumed if the result's size is unknown."""
+    """Return AscendAntiQuant of the widest tensor. If the result's size is unknown, 4 bits per element are assumed."""
     source = op.widest(rank=1)
     unpacked = (*source.shape[:-1], source.shape[-1] * 2 * itemsize(source.dtype))
     out = op.output(spec(unpacked, "float16"))

@@ -84,8 +84,12 @@ def test_a_result_counts_with_its_own_size(name: str, arguments: list[Any], flop
 @pytest.mark.parametrize(("reduction", "bytes_"), [(0, 12 * 4096), (1, 8 * 4096 + 4), (2, 8 * 4096 + 4), (None, None)])
 @pytest.mark.parametrize(
     ("name", "between"),
-    [("mse_loss", []), ("smooth_l1_loss", []), ("binary_cross_entropy", [None])]
-    + [("binary_cross_entropy_with_logits", [None, None])],
+    [
+        ("mse_loss", []),
+        ("smooth_l1_loss", []),
+        ("binary_cross_entropy", [None]),
+        ("binary_cross_entropy_with_logits", [None, None]),
+    ],
 )
 def test_a_loss_writes_one_element_unless_it_is_not_reduced(
     name: str, between: list[None], reduction: int | None, bytes_: int | None

@@ -120,7 +120,7 @@ def benched(tmp_path: Path) -> Iterator[Callable[[str, str], Bench]]:
     torch.use_deterministic_algorithms(False)
     torch.set_default_dtype(before[0])
     torch.set_float32_matmul_precision(before[1])
-    for bench in benches:
+    for bench in reversed(benches):  # each restores what it found
         bench.executor.close()
 
 

@@ -29,7 +29,7 @@ from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
 from opreplay.replay.timeline.served import ServedStep, ServedSteps, served
 from opreplay.replay.timeline.sized import SizedStep, SizedSteps, sized
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import InternalError, OpReplayError, UsageError
 
 Size = TypeVar("Size")
 Row = TypeVar("Row")
@@ -157,13 +157,23 @@ def _rows(
     devices: Sequence[DeviceProfile],
     tell: Tell,
 ) -> tuple[list[Row], tuple[str, ...]]:
-    """Return (one row per size and device, assumptions that hold for all rows)."""
+    """Return (one row per size and device, assumptions that hold for all rows).
+
+    A size that cannot be captured gets a note instead of rows. Raises its error if no size has rows.
+    """
     rows: list[Row] = []
     notes: dict[str, None] = {}
+    refused: dict[str, OpReplayError] = {}
     inverted: dict[tuple[str, str], str] = {}
     for done, (name, size) in enumerate(wanted.items()):
         tell(done, len(wanted), name)
-        plans = captured(size)
+        try:
+            plans = captured(size)
+        except InternalError:
+            raise
+        except OpReplayError as error:
+            refused[name] = error
+            continue
         for capture in (plan.capture for plan in plans if plan.capture is not None):
             notes.update(dict.fromkeys(capture.notes))
         for small in (ranks_without_dies(plan.ops, devices) for plan in plans):
@@ -172,7 +182,10 @@ def _rows(
         rows += rows_of(size, stages)
         for pair in (pair for _, steps in stages for pair in inversions(steps)):
             inverted.setdefault((pair.smaller, pair.larger), str(pair))  # one size tells of all
-    return rows, (*notes, *inverted.values())
+    if refused and not rows:
+        raise next(iter(refused.values()))
+    without = (f"not predicted: {name}, because {error.problem}" for name, error in refused.items())
+    return rows, (*without, *notes, *inverted.values())
 
 
 _ALL_STAGES = (

@@ -19,7 +19,7 @@ from opreplay.replay.job.vary import vary_config, vary_file
 from opreplay.replay.report.step.sized import headline
 from opreplay.replay.report.step.sizes import fit_text, memory_text
 from opreplay.replay.timeline.sized import SizedStep, SizedSteps
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import OpReplayError, UsageError
 
 MAKE = """
 import torch
@@ -194,3 +194,25 @@ def test_the_first_line_says_what_its_times_lack() -> None:
     whole, lacking = step(0.5), replace(step(0.5), unpredicted_calls=2)
     lines = [headline(SizedSteps(source="a.py:make", rows=(whole, other), notes=())) for other in (whole, lacking)]
     assert ["2 calls" in line for line in lines] == [False, True]
+
+
+LIMITED = """
+import torch
+
+
+def make(rows=16):
+    if rows > 100:
+        raise ValueError(f"{rows} rows are too many")
+    return torch.nn.Linear(8, 8), (torch.zeros(rows, 8),)
+"""
+
+
+def test_a_size_that_cannot_be_captured_costs_its_rows_alone(tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(LIMITED)
+    target, devices = f"{tmp_path / 'limited.py'}:make", [load_device("910b3")]
+    found = vary_file(target, {}, sizes_of(["rows=8,1000,16"]), devices, lambda plan: plan)
+    assert [row.sizes["rows"] for row in found.rows] == [8, 16]
+    assert found.notes[0].startswith("not predicted: rows 1,000, because ")
+    assert "1000 rows are too many" in found.notes[0]
+    with pytest.raises(OpReplayError, match="1000 rows are too many"):
+        vary_file(target, {}, sizes_of(["rows=1000"]), devices, lambda plan: plan)

@@ -211,46 +211,34 @@ def open(
     )
 
 
-def _open(
-    source: Source,
-    *,
-    timed: bool = False,
-    device: str = "cpu",
-    select: Literal["owner", "leaf", "top", "all"] = "owner",
-    include: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
-    top: int | None = None,
-    min_share: float | None = None,
-    phase: Phase | None = None,
-    allow_imports: Imports | None = None,
-    plugins: Path | Sequence[Path] = (),
-    custom_op_dirs: Path | Sequence[Path] = (),
-    execution_trace: Path | Sequence[Path] | None = None,
-    kernel_details: str | None = None,
-    limits: Limits | None = None,
-) -> OpenTrace:
+def _open(source: Source, *, timed: bool = False, **options: Unpack[Selecting]) -> OpenTrace:
     """Check the options of `open`, load plugins, and read the source; `timed` as in `_read`."""
+    if unknown := sorted(options.keys() - Selecting.__annotations__.keys()):
+        raise TypeError(f"opreplay.open has no option {unknown[0]!r}; it has {', '.join(Selecting.__annotations__)}")
+    top, min_share = options.get("top"), options.get("min_share")
     if top is not None and top < 1:
         raise UsageError(f"top is {top}", hint="It must be at least 1; None takes all.")
     if min_share is not None and not 0 <= min_share <= 1:
         raise UsageError(f"min_share is {min_share}", hint="It must be between 0 and 1: 0.001 for 0.1 %.")
-    imports = named_modules(allow_imports)
-    named = (*several(plugins), *several(custom_op_dirs))
+    imports = named_modules(options.get("allow_imports"))
+    named = (*several(options.get("plugins", ())), *several(options.get("custom_op_dirs", ())))
     load_plugins(named)
     plugin_names = plugin_files(named)
-    read = _read(source, several(execution_trace or ()), kernel_details, limits, timed)
-    by_name, by_place = by_name_and_place(several(include))
+    execution_traces = several(options.get("execution_trace") or ())
+    read = _read(source, execution_traces, options.get("kernel_details"), options.get("limits"), timed)
+    by_name, by_place = by_name_and_place(several(options.get("include", ())))
     selection = Selection(
-        select=select,
+        select=options.get("select", "owner"),
         include=by_name,
-        exclude=several(exclude),
+        exclude=several(options.get("exclude", ())),
         top=top,
         min_share=min_share,
         allow_imports=imports,
-        phase=phase,
+        phase=options.get("phase"),
         ops=by_place,
     )
-    return OpenTrace(read, selection, Setting(device=device, allow_imports=imports, plugins=plugin_names))
+    setting = Setting(device=options.get("device", "cpu"), allow_imports=imports, plugins=plugin_names)
+    return OpenTrace(read, selection, setting)
 
 
 def _read(

@@ -68,7 +68,7 @@ RENAMED = {
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""errno values of failed writes that mean a full disk or a closed stdout."""
+"""errno values of failed writes: the disk is full, the file is too large, or stdout is closed."""
 NO_THREAD = "can't start new thread"
 """Message of Python's RuntimeError if the system has no more threads."""
 UNBEARABLE = (RecursionError, OverflowError, MemoryError)
@@ -109,7 +109,7 @@ class OpReplayGroup(click.Group):
             raise
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run the command line and exit; with `standalone_mode` off, raise click's exceptions."""
+        """Run the command line and exit. If `standalone_mode` is off, let click's exceptions through."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **extra)
         sys.exit(self._exit_code(*args, **extra))

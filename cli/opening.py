@@ -116,7 +116,7 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
 
 
 def _report_joined_files(trace: Trace) -> Trace:
-    """Report on stderr which other files added data to the trace, and return the trace."""
+    """Report on stderr which other files added data to the trace. Returns the trace."""
     from opreplay.cli.terminal import console
     from opreplay.replay.plan.inputs import join_notes
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Files that commands write: checked before any work, and written with clear errors."""
+"""Output files of commands. They are checked before any work; a failed write gives a clear error."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
 
 
 def _measured_here(outputs: Outputs) -> bool:
-    """Check whether this run tried an op that the resumed run had not tried."""
+    """Check whether this run tried an op that the run it resumes had not tried."""
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     before = () if outputs.earlier is None else outputs.earlier.results
@@ -198,7 +198,7 @@ class Showing:
     all_rows: bool = True
 
     def refuse_unusable(self) -> None:
-        """Raise UsageError, before anything is read, for output settings that cannot work."""
+        """Raise UsageError for output settings that cannot work. Called before anything is read."""
         one_stdout(self.format_, self.output)
         refuse_bad_history(self.history, self.label, dry_run=self.dry_run)
 

@@ -61,7 +61,7 @@ _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "S
     "keep",
     "real",
 }
-"""Words in metavars and flags that mark options which only a trusted file may set."""
+"""If an option has one of these words in its metavar or flag, only a trusted file may set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Settings:
     unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Setting, as written in an untrusted file, that names a device file → why the device file cannot be read."""
     problem: str = ""
-    """Why the options file is invalid, for commands that report this and continue."""
+    """Reason why the options file is invalid. Some commands report it and continue."""
 
 
 def find_file(start: Path) -> Path | None:
@@ -171,7 +171,10 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
 def _assigned(
     path: Path, table: Mapping[str, Any], commands: Mapping[str, click.Command]
 ) -> Iterator[tuple[str, Any, dict[str, click.Option]]]:
-    """Yield (name in the file, value, command → option that it sets). Raises UsageError for unknown names."""
+    """Yield each setting of a file: (its name, its value, {command: the option it sets there}).
+
+    Raises UsageError for unknown names.
+    """
     known = {name: _options(command) for name, command in commands.items()}
     everywhere = sorted({flag for options in known.values() for flag in options})
     for name, value in table.items():
@@ -260,7 +263,7 @@ def _unreadable(value: Any) -> str:
 
 
 def _is_outside(text: str, folder: Path) -> bool:
-    """Check whether a text may name a file outside a folder, after links are resolved."""
+    """Check whether a text may be the name of a file outside a folder. Links are resolved first."""
     if os.sep not in text and not text.lower().endswith(".toml") and not os.path.lexists(text):
         return False
     from opreplay.traces.folders import is_inside

@@ -7,7 +7,7 @@ import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Number of items that a call processes, and the maximum that its shapes allow."""
+    """Number of items that a call processes, and the maximum number that its shapes allow."""
 
     what: str
     """Plural noun, e.g. "context tokens"."""

@@ -175,5 +175,5 @@ class CustomInit:
 
 
 def says_work(rule: CustomInit) -> bool:
-    """Return whether an initializer overrides `work`."""
+    """Check whether an initializer overrides the method `work`."""
     return type(rule).work is not CustomInit.work

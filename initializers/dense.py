@@ -25,13 +25,13 @@ POSITIVE = frozenset({
 })  # fmt: skip
 """Names of float arguments that are squares, standard deviations or scales: filled uniformly from [0.5, 1.5)."""
 ZERO = frozenset({"found_inf"})
-"""Names of float arguments that disable the op's work if nonzero: filled with 0."""
+"""Names of float arguments that stop the op from working if they are nonzero: filled with 0."""
 SMALL = frozenset({"lr"})
 """Names of float arguments that are step sizes: filled with 0.001."""
 STEPS = frozenset({"state_steps"})
 """Names of arguments that count steps from 1: filled with integers from 1 to 10 in any dtype."""
 INTEGERS_BELOW = 100
-"""Exclusive upper bound of default integers if no shape gives one."""
+"""Exclusive upper bound of the integers filled by default, if no shape gives a bound."""
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,7 +87,7 @@ def clear_registrations() -> None:
 
 @contextmanager
 def without_registrations() -> Generator[None, None, None]:
-    """Ignore this program's registrations inside the context."""
+    """Ignore this program's registrations of initializers inside the context."""
     before = dict(_registered)
     _registered.clear()
     try:

@@ -84,7 +84,7 @@ def normal(tensor: torch.Tensor, generator: torch.Generator, mean: float = 0.0, 
 
 
 def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: float) -> None:
-    """Fill uniformly in [low, high), rounded to the dtype."""
+    """Fill a tensor with uniform random values in [low, high), rounded to the tensor's dtype."""
     _floats(tensor, lambda out: out.uniform_(low, high, generator=generator))
 
 
@@ -113,7 +113,7 @@ def fill_random_integers(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
 
 
 def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5) -> None:
-    """Fill with True, or 1, with probability `density`."""
+    """Fill a tensor with random True and False (or 1 and 0); `density` is the probability of True."""
 
     def draw(count: int) -> torch.Tensor:
         return torch.rand((count,), generator=generator, device=tensor.device) < density
@@ -179,7 +179,7 @@ def even_cuts(parts: int, total: int) -> torch.Tensor:
 
 
 def edges_of(lengths: torch.Tensor) -> torch.Tensor:
-    """Return [n + 1] offsets of rows with these lengths, from 0 to the sum of the lengths."""
+    """Return n + 1 offsets of rows with these n lengths, from 0 to the sum of the lengths."""
     return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
 

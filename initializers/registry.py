@@ -18,7 +18,7 @@ from opreplay.traces.errors import UsageError
 
 
 class Registry:
-    """Initializers by op name, highest priority first, then in order of registration."""
+    """Initializers by op name. The highest priority comes first, then the earliest registration."""
 
     def __init__(self, roles: Mapping[str, str] | None = None) -> None:
         """Create a registry; `roles` maps ops to variants, for built-in initializers that have several variants."""
@@ -81,7 +81,7 @@ class Registry:
                 raise UsageError(f"initializer {name!r}: {error}") from error
 
     def options_of(self, rule: CustomInit) -> Mapping[str, OptionValue]:
-        """Return the values of all options of an initializer, set or default."""
+        """Return the values of all options of an initializer: those that are set, and otherwise the defaults."""
         return {**defaults(rule), **self._settings.get(rule.name, {})}
 
     def apply(self, rule: CustomInit, context: InitContext) -> InitReport:

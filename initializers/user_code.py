@@ -363,7 +363,7 @@ def _remember(file: Path, module: ModuleType) -> None:
 
 
 def _remember_parts(package: str) -> list[Path]:
-    """Record and return the files of a package that were imported since the last call."""
+    """Record the files of a package that were imported since the last call, and return these files."""
     files: list[Path] = []
     for name, module in tuple(sys.modules.items()):
         origin = getattr(module, "__file__", None) if name.startswith(f"{package}.") else None
@@ -396,7 +396,7 @@ def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
 
 
 def user_module(path: str | Path) -> ModuleType:
-    """Return the module of a file that was run. Raises KeyError if it was not."""
+    """Return the module that was made by running a file. Raises KeyError if the file was not run."""
     return _loaded[Path(path).resolve()]
 
 

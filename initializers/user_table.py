@@ -53,7 +53,7 @@ class UserFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Kind = Literal["conversion", "executor", "initializer", "estimator", "properties", "tile program", "rule"]
-"""Kinds of registrations, in the order of reports."""
+"""Kinds of registrations, in the order in which reports list them."""
 
 _tables: WeakSet[UserTable[Any]] = WeakSet()
 

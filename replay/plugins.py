@@ -28,7 +28,7 @@ ENTRY_POINTS = "opreplay.plugins"
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """One registration by a user or a package."""
+    """One function or initializer that a user or a package registered."""
 
     kind: Kind
     name: str
@@ -149,7 +149,7 @@ def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
 
 
 def _is_for(entry: UserFunction, op: ReplayOp) -> bool:
-    """Check whether a registration names a planned op, or the op that replaced it."""
+    """Check whether a registration is for a planned op, or for the op that replaced it."""
     names = {op.name, op.called, *([op.via] if op.via else [])}
     return any(
         fnmatchcase(name, pattern) or name.rpartition("::")[2] == pattern for name in names for pattern in entry.ops

@@ -17,11 +17,11 @@ MAX_NAMES = 5
 """Maximum number of unknown type names that are reported one by one; the others are counted together."""
 
 COPIED_OPS, COPIED_WORK = "copy of a host op", "copy of device work"
-"""Reasons in `losses` for dropped duplicate events; dropping them loses no information."""
+"""Reasons in `losses` for duplicate events that were dropped. No information is lost with them."""
 
 
 def without_copies(losses: Mapping[str, int]) -> dict[str, int]:
-    """Return the losses except for dropped duplicate events, which contained no information."""
+    """Return the losses without those of duplicate events, in which no information was lost."""
     return {reason: count for reason, count in losses.items() if reason not in (COPIED_OPS, COPIED_WORK)}
 
 

@@ -48,7 +48,7 @@ def beyond_memory(meta: TensorMeta) -> bool:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return row-major strides in elements; a dimension of size 0 counts as 1, as in torch."""
+    """Return row-major strides in elements. As in torch, a dimension of size 0 is treated like size 1."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -238,7 +238,7 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """Unowned kernels whose id was used by several processes with the same process id and thread id."""
     repeated_ids_device_ns: int = 0
     repeated_examples: tuple[int, ...] = ()
-    """A few of the ids used by several processes."""
+    """Examples of ids that several processes used."""
     repeated_tracks: tuple[int, ...] = ()
     """Indexes into `Trace.tracks` of the threads on which several processes used the same ids."""
     displaced: int = 0
@@ -249,7 +249,7 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """
     displaced_device_ns: int = 0
     displaced_by_ns: int = 0
-    """Maximum time by which displaced kernels start before their launch."""
+    """Maximum time from the start of a displaced kernel to its later launch."""
     launched_before: int = 0
     """Number of kernels without an owner because they were launched before the recording began.
 
@@ -264,9 +264,9 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     differ.
     """
     before_launch_ns: int = 0
-    """Maximum time by which a device event starts before its launch."""
+    """Maximum time from the start of a device event to its later launch."""
     clocks_apart_ns: int = 0
-    """Median time from a launch to its device event if that is minutes, otherwise 0."""
+    """Median time from a launch to its device event; 0 unless this time is minutes long."""
     launches: int = 0
     """Number of calls that launch kernels or graphs; counted only if ids connect device events with launches."""
     launches_without_work: int = 0
@@ -290,15 +290,15 @@ class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the process ids agree; if not, the two files are probably not from the same run."""
     by_record_function_id: int = 0
     by_sequence: int = 0
-    """Ops within a sequence of ops that has the same names in both files."""
+    """Number of ops in those sequences of ops that have the same names in both files."""
     by_context: int = 0
     """Ops whose name and neighbouring names always occur with the same arguments in the donor."""
     already_recorded: int = 0
     """Ops for which the trace itself has shapes; the donor may have added strides, values or the overload."""
     disagreeing: int = 0
-    """Ops for which trace and donor have different shapes; the donor's were not used."""
+    """Number of ops with different shapes in trace and donor. For these, the donor was not used."""
     no_arguments: int = 0
-    """Matched ops for which the donor records no arguments either: labels, autograd nodes."""
+    """Number of matched ops without arguments even in the donor: labels, autograd nodes."""
     unmatched: int = 0
 
 
@@ -341,7 +341,7 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True, rename=_WRITTEN):
 
 
 class Collided(msgspec.Struct, frozen=True, kw_only=True):
-    """Device work whose owner is uncertain because several processes used the same ids."""
+    """Device work with an uncertain owner, because several processes used the same ids."""
 
     events: int = 0
     device_us: float = 0.0
@@ -357,7 +357,7 @@ class MergedProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One process in a file merged from the profiles of several processes."""
 
     name: str
-    """The recorded process id, with thread ids if processes share one process id."""
+    """The recorded process id, followed by thread ids if several processes have the same process id."""
     ops: int
     device_events: int
     device_us: float
@@ -370,12 +370,12 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: tuple[MergedProcess, ...]
     uncertain_events: int = 0
-    """Device events that more than one process may have launched, so that no op owns them."""
+    """Number of device events that several processes may have launched. No op owns these events."""
     uncertain_us: float = 0.0
     uncertain_ids: tuple[int, ...] = ()
     """The first few ids of device events that more than one process may have launched."""
     uncertain_of: tuple[str, ...] = ()
-    """Names of the processes with launches that have the ids in `uncertain_ids`."""
+    """Names of the processes that have launches with the ids in `uncertain_ids`."""
     of_track: tuple[int, ...] = ()
     """Index into `processes` for each entry of `Trace.tracks`; -1 for a track that several processes share."""
     of_device: dict[int, int] = {}
@@ -430,7 +430,7 @@ class TraceInfo(msgspec.Struct, frozen=True, kw_only=True):
     joined: ShapeJoin | None = None
     """Set when shapes were taken from an ExecutionTrace of the same run."""
     kernel_details: DetailsJoin | None = None
-    """Set if a kernel table was joined, or if a table next to the trace could not be joined."""
+    """Set if a kernel table was joined, or if joining the one found next to the trace failed."""
     graphs: GraphJoin | None = None
     """Set if captured graphs ran."""
     collided: Collided = Collided()

@@ -44,7 +44,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def file_name(path: str) -> str:
-    """Return the last part of a path, printable."""
+    """Return the last part of a path, in printable form."""
     return printable(PurePath(path).name)
 
 

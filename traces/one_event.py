@@ -16,7 +16,7 @@ from opreplay.traces.model import KernelTable, OpTable, Trace, TraceInfo
 from opreplay.traces.reading.signatures import decode_signatures
 
 SOURCE = "event"
-"""Used as file name in a trace of one event."""
+"""Text that stands in place of a file name in a trace of one event."""
 _DIMS = ("Input Dims", "Input dims")
 """Keys of the input shapes: the current spelling, and the spelling of torch up to 1.8."""
 _HINT = "A Kineto op event has a name, and args with Input Dims, Input type, Input Strides and Concrete Inputs."

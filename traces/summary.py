@@ -30,7 +30,7 @@ class TopOp(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    """Calls that own device time, or all calls if the trace has no device work."""
+    """Number of calls that own device time. If the trace has no device work, number of all calls."""
     device_us: float
     signatures: int
     """Number of distinct signatures of these calls."""
@@ -65,7 +65,7 @@ class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     """Number of recorded calls in the iterations, on all threads."""
     device_us: float
-    """Device time owned by the calls counted in `ops`."""
+    """Device time that is owned by the calls counted in `ops`."""
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, int]
     """Phase of the batch (prefill, decode, mixed) → number of iterations."""
     batches: tuple[BatchSummary, ...]
-    """Iterations by batch, those with the longest total time first."""
+    """One entry per batch, for all its iterations; batches with the longest total time come first."""
     categories: dict[str, int]
     links: LinkStats
     losses: dict[str, int]
@@ -256,7 +256,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 
 def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
-    """Return the ops with the most host time, without their child ops."""
+    """Return the ops with the most host time; time in their child ops is not counted."""
     unique = Counter(signature.name for signature in trace.signatures)
     rows = breakdown(trace, "op").rows[:TOP_OPS]
     return tuple(

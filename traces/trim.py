@@ -57,18 +57,18 @@ class Trimmed(Struct, frozen=True, kw_only=True):
     missing_device_work: int
     """Number of launches whose device work was not found or does not exist."""
     losses: dict[str, int]
-    """Parts of the old file that could not be read, by reason."""
+    """Reason → number of parts of the old file that could not be read."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The time spans whose events are written."""
+    """The spans of time from which events are written."""
 
     spans: tuple[Span, ...] = ()
     """Spans that apply to all threads."""
     of_threads: Mapping[tuple[str, str], tuple[Span, ...]] = msgspec.field(
         default_factory=dict[tuple[str, str], tuple[Span, ...]]
     )
-    """Spans that apply to one thread, by (pid, tid) as text."""
+    """(pid, tid) as text → spans that apply only to this thread."""
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
@@ -244,7 +244,7 @@ class _Block(Struct, frozen=True):
 
     text: bytes | memoryview
     columns: Array
-    """Columns: track, start (ns), role, id, first and last byte."""
+    """One row each for track, start (ns), role, id, first byte and last byte; one column per event."""
 
     def texts(self, rows: Array) -> list[bytes | memoryview]:
         """Return the original texts of some events."""
@@ -314,7 +314,7 @@ def _role_and_id(event: _EventFields) -> tuple[int, Any]:
 
 
 class _Earliest(Collector):
-    """Finds the earliest time above 0 in a file."""
+    """Finds the earliest time in a file; times of 0 and below are ignored."""
 
     ns: int | None = None
 

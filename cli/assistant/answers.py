@@ -82,7 +82,7 @@ class OpRow:
     recorded_us: float | None
     """Recorded time of one call."""
     share: float
-    """Share of the recorded time, for all calls together."""
+    """Share of the recorded time that all calls of the op take together."""
     reason: str = ""
     """Why the op cannot be replayed."""
 
@@ -246,7 +246,7 @@ class Checked(Answer):
     op: str
     against: str
     failed: list[str]
-    """Required points of the check that the op fails."""
+    """Points of the check that an op must pass, but that this op fails."""
     points: list[PointRow]
 
 
@@ -288,7 +288,7 @@ def _with_rows_that_fit(answer: Kind, whole: dict[str, Any], shortened: int, lim
     ends = {name: list(accumulate(_row_sizes(rows))) for name, rows in lists.items()}
 
     def with_share(share: int) -> Kind:
-        """Return the answer with the rows of each list that fit into this many bytes."""
+        """Return the answer with each list cut to the rows that fit into `share` bytes, but at least one row."""
         values = dict(whole)
         for name, sizes in ends.items():
             values[name] = _first(lists[name], max(1, bisect_right(sizes, share)))

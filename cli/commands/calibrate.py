@@ -57,7 +57,7 @@ def command(
 
 
 def of_calls(paths: Sequence[str]) -> bool:
-    """Return whether the tables hold calls, not kernels. Raises UsageError if they hold both."""
+    """Check whether the tables hold calls rather than kernels. Raises UsageError if they hold both."""
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.traces.errors import UsageError
 

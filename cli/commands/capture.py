@@ -273,7 +273,7 @@ def _vary(
     weights: Weights | None,
     options: CaptureOptions,
 ) -> View:
-    """Return the table of predictions over sizes that --vary prints."""
+    """Return the table that --vary prints: a prediction for each combination of sizes."""
     from opreplay.cli.terminal.progress import SizesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
 

@@ -36,7 +36,7 @@ def command(ctx: click.Context, format_: str) -> int:
 
 
 def _settings(settings: object) -> list[Check]:
-    """Return one check per setting from files and the environment, with the source of each."""
+    """Return one check per setting that an options file or the environment gives, with its source."""
     import os
 
     from opreplay.cli.settings import OWN, SHARED, Settings

@@ -114,4 +114,4 @@ LISTS: dict[What, Callable[[Sequence[str]], View]] = {
     "initializers": _initializers,
     "ops": _ops,
 }
-"""Lists that depend on the files of --plugin."""
+"""Lists whose contents depend on the files given by --plugin."""

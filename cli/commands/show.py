@@ -11,7 +11,7 @@ from opreplay.cli.options.settings import is_default
 from opreplay.cli.options.shared import all_option, force_option, format_option, notes_option
 
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
-"""File suffix → format, if no --format is given."""
+"""File suffix → format that is used if --format is not given."""
 TABLES = (".txt", ".log", "")
 """Suffixes of files to which `show` writes the text table with all rows."""
 

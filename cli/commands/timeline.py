@@ -312,7 +312,7 @@ def _refuse_unmatched(changes: Sequence[WhatIf | JobChange | CapturedChange]) ->
 
 
 def _check_timeline(path: Path, *, force: bool) -> None:
-    """Raise UsageError for a timeline file that cannot be written, before anything is read."""
+    """Raise UsageError, before anything is read, for a timeline file that cannot be written."""
     from opreplay.cli.outputs import check_writable
     from opreplay.replay.report.step import pftrace
 

@@ -31,7 +31,7 @@ GIT_S = 10.0
 
 
 def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --history and the setting label to a command."""
+    """Add --history and the setting `label` to a command."""
     return with_options(command, _OPTIONS)
 
 

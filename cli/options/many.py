@@ -31,7 +31,7 @@ OF_ONE_TRACE = {
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --engine and --workers, and the settings address and allow_damaged, to a command."""
+    """Add --engine, --workers, and the settings `address` and `allow_damaged` to a command."""
     return with_options(command, _OPTIONS)
 
 

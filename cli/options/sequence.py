@@ -29,7 +29,7 @@ MEANINGLESS = {
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --mode and the setting max_live_memory, whose values are stored in `measuring`."""
+    """Add --mode and the setting `max_live_memory` to a command. Their values are stored in `measuring`."""
 
     @wraps(command)
     def taking_mode(

@@ -171,7 +171,7 @@ class Command(click.Command):
             )
 
     def _begun(self, ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-        """Return the settings whose names begin with `incomplete`, for shell completion."""
+        """Complete the name of a setting in a shell: return those that begin with `incomplete`."""
         return [f"{name}=" for name in self.settings if name.startswith(incomplete)]
 
     @property
@@ -180,7 +180,7 @@ class Command(click.Command):
         return {option.name or "": option for option in self.params if isinstance(option, Setting)}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print options, in groups if there are many, then the settings."""
+        """Print the options (in groups, if there are many) and then the settings."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:

@@ -254,7 +254,7 @@ def fused_option(help_: str) -> Callable[[Command], Command]:
 captured_fused_option = fused_option(
     "For a captured plan: fuse calls like `capture --fused`.  [default: ascend for inference of hf:CONFIG]"
 )
-"""--fused of commands that accept a captured plan."""
+"""--fused for commands that accept a captured plan."""
 
 
 def l2_option(default: str | None, *, otherwise: str = "same cache state as --cache") -> Callable[[Command], Command]:
@@ -328,7 +328,7 @@ init_arg_option = setting(
     metavar="NAME.OPTION=VALUE",
     help="An option of an initializer; `opreplay list initializers` lists them. Repeatable.",
 )
-"""init_arg: option of an initializer, which fills arguments."""
+"""init_arg: value for an option of an initializer. Initializers fill arguments."""
 
 
 seed_option = setting("--seed", type=int, default=0, show_default=True, help="Random seed of the inputs.")
@@ -362,7 +362,7 @@ measured_soc_option = click.option(
     metavar="NAME|FILE",
     help="The measured device, or a device file (.toml); give it once for all tables or once per table.",
 )
-"""--soc for KERNEL_DETAILS: the devices that were measured."""
+"""--soc for commands that read KERNEL_DETAILS: the devices on which the kernels were measured."""
 
 
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")

@@ -99,7 +99,7 @@ def show_fitted(render: Callable[[int], RenderableType]) -> None:
 
 
 def _print(console: Console, renderable: RenderableType) -> None:
-    """Print to stdout, with trailing spaces removed unless stdout is a terminal."""
+    """Print to stdout. If stdout is not a terminal, remove trailing spaces."""
     with naming_stdout():
         if console.is_terminal:
             console.print(renderable)

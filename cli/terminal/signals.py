@@ -46,7 +46,7 @@ class Interrupts:
 
     @property
     def came(self) -> bool:
-        """Check whether a signal asked the process to end, even if its exception was swallowed."""
+        """Check whether a signal asked the process to end, even if the exception it raised was swallowed."""
         return self._received > 0 or (FLAG in sys.modules and sys.modules[FLAG].is_asked_to_end())
 
     def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:

@@ -80,7 +80,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[float, ...] = ()
 
     def draw(self, count: int, longest: int, generator: torch.Generator) -> torch.Tensor:
-        """Return int64 [count] lengths in [1, longest]."""
+        """Return `count` lengths from 1 to `longest`, as an int64 tensor."""
         longest = max(1, longest)
         if self.kind == "uniform":
             return torch.randint(1, longest + 1, (count,), generator=generator)
@@ -146,7 +146,7 @@ def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
 
 
 def read_histogram(path: str) -> list[float]:
-    """Return counts from a JSON list. Raises InitializerError for anything else."""
+    """Read a list of counts from a JSON file. Raises InitializerError if it holds anything else."""
     counts = _read(path)
     if not _counts(counts) or not sum(counts):
         raise InitializerError(f"{path} must be a list of counts, not all of them zero")

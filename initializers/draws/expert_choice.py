@@ -84,7 +84,7 @@ def _rows(distinct: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
-    """Return the `rows` whose expert in `slot` already occurs in an earlier slot."""
+    """Return those of `rows` in which the expert in slot `slot` already occurs in an earlier slot."""
     return rows[(ids[:slot, rows] == ids[slot, rows]).any(0)]
 
 

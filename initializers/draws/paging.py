@@ -28,7 +28,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_pool(context: InitContext) -> Pool | None:
-    """Return the paged cache among the arguments; None if keys are packed without pages."""
+    """Return the paged cache among the arguments; None without a cache, or if keys are packed without pages."""
     tensors = ((name, context.tensor(name)) for name in CACHES)
     name, cache = next(((n, t) for n, t in tensors if t is not None and t.dim() > 1 and t.shape[0]), ("", None))
     if cache is None or all(context.tensor(name) is None for name in LISTS):

@@ -16,7 +16,7 @@ from opreplay.initializers.fill import elements
 from opreplay.traces.links.annotations import BatchContext
 
 IMPOSSIBLE = "impossible in this call"
-"""Text of notes on annotated lengths that do not fit into the call's arguments."""
+"""Words of the notes that lengths from an annotation do not fit into the call's arguments."""
 UNRECORDED = "context lengths are not recorded"
 """Start of the notes on sequences whose number of cached tokens neither an annotation nor an argument gives."""
 
@@ -89,7 +89,7 @@ def make_batch(
 
 
 class _Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals over the sequences of one phase (decode or prefill); unknown ones are None."""
+    """Totals over all sequences of one phase (decode or prefill). Unknown totals are None."""
 
     sequences: int
     new: int | None
@@ -205,7 +205,7 @@ def _round_to(values: torch.Tensor, total: int) -> torch.Tensor:
 
 
 def _level(kv: torch.Tensor, query: torch.Tensor, longest: int) -> torch.Tensor:
-    """Move tokens above `longest` to sequences with free space, as far as possible."""
+    """Move the tokens that exceed `longest` to sequences with free space, as far as possible."""
     over = int((kv - longest).clamp(min=0).sum())
     kv = torch.maximum(kv.clamp(max=longest), query)
     free = (longest - kv).clamp(min=0)
@@ -214,7 +214,7 @@ def _level(kv: torch.Tensor, query: torch.Tensor, longest: int) -> torch.Tensor:
 
 
 def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
-    """Remove `over` new tokens, from the last sequences first."""
+    """Remove `over` new tokens, beginning with those of the last sequences."""
     taken = query.flip(0).cumsum(0).clamp(max=over).diff(prepend=query.new_zeros(1)).flip(0)
     return query - taken
 

@@ -120,7 +120,7 @@ class DomainInit(CustomInit):
 
 
 class SavedSoftmaxInit(CustomInit):
-    """Fills the saved output of a softmax or log-softmax with a valid result of that op."""
+    """Fills the saved output of a softmax or log-softmax with values that this op could return."""
 
     name = "saved_softmax"
 

@@ -99,7 +99,7 @@ def _width_edges(tables: int, total: int) -> torch.Tensor:
 
 
 def _fill_indices(context: InitContext, indices: torch.Tensor, rows: torch.Tensor, tables: int) -> None:
-    """Fill bags of equal size with indices below the row count of the bag's table."""
+    """Fill indices in bags of equal size; each index is below the number of rows of its bag's table."""
     count, offsets = indices.numel(), context.tensor("offsets")
     bags = max(1, offsets.numel() - 1) if offsets is not None else tables
     edges = torch.arange(bags + 1) * count // bags
@@ -114,7 +114,7 @@ def _fill_indices(context: InitContext, indices: torch.Tensor, rows: torch.Tenso
 
 
 def _assign(target: torch.Tensor | None, values: torch.Tensor) -> None:
-    """Write as many of `values` as fit; the rest of a longer target repeats the last value."""
+    """Write the values that fit. If the target is longer, its rest repeats the last value."""
     if target is None or not target.numel():
         return
     missing = target.numel() - len(values)

@@ -110,7 +110,7 @@ def index_of(context: InitContext) -> tuple[str, Bound]:
 
 
 class IndexInit(IndexRule):
-    """Fills indices in range, either uniform or with some indices more popular than others."""
+    """Fills indices that are in range. They are uniform, or some of them are more popular than others."""
 
     name = "index"
 
@@ -262,7 +262,7 @@ class CtcInit(CustomInit):
 
 
 class PackInit(CustomInit):
-    """Fills the lengths of a padded batch, descending evenly from the full length."""
+    """Fills the lengths of the sequences in a padded batch. They descend evenly from the full length."""
 
     name = "packed_lengths"
 

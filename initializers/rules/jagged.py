@@ -13,7 +13,7 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 from opreplay.traces.names import plural
 
 VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
-"""Arguments whose rows are divided by the lengths or offsets, the most reliable first."""
+"""Arguments whose rows are grouped by the lengths or offsets. The most reliable ones come first."""
 LENGTHS = ("lengths", "x_lengths")
 OFFSETS = ("offsets", "x_offsets", "a_offsets", "csr_seg", "input_offset", "output_offset")
 MAX_TOTAL = 1 << 48
@@ -172,7 +172,7 @@ def _widths_of_ranks(context: InitContext) -> dict[str, str]:
 
 
 def _short_sums(context: InitContext) -> dict[str, str]:
-    """Fill lengths that are so small that their sum fits into their dtype."""
+    """Fill an argument with lengths so small that their sum fits into the dtype of the lengths."""
     lengths = context.need("t_in")
     if not fill.is_integer(lengths.dtype) or not lengths.numel():
         return {}

@@ -30,7 +30,7 @@ MAX_EXPERTS = 1 << 16
 MAX_NUMBER = 1 << 31
 """Largest number of tokens, slots or rows accepted from an argument."""
 DISTINCT_SCORES = 1 << 18
-"""Maximum number of router scores drawn; further rows of scores repeat them."""
+"""Maximum number of random router scores. If more are needed, these are repeated."""
 TOKEN_BITS = 24
 """Number of bits of the token in aiter's packed entries: slot << 24 | token, or topk << 24 | tokens for padding."""
 SCORES = ("gating_output", "router_logits", "scores", "logits", "input", "x")

@@ -125,7 +125,7 @@ def counts(total: Bound) -> Kind:
 
 
 def cuts(total: Bound) -> Kind:
-    """Return a filler with values that ascend from 0 to the total in equal steps."""
+    """Return a filler whose values ascend in equal steps from 0 to the total."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -181,7 +181,7 @@ def block_pairs(caches: str) -> Kind:
 
 
 def places_in(argument: str) -> Kind:
-    """Return a filler of [*, k] with index tuples for the first k dimensions of an argument."""
+    """Return a filler for a tensor [*, k]. Each row indexes the first k dimensions of an argument."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         shape = context.need(argument).shape
@@ -198,7 +198,7 @@ _ROWS = _size("x")
 _INPUT_ROWS = all_of(_size("input"))
 _PROBABILITIES = below(_size("probs"))
 DISTINCT_CHANCES = 64
-"""Number of rows of probabilities drawn before they repeat."""
+"""Number of different rows of probabilities. Further rows repeat them."""
 NOT_WHOLE = frozenset({"probs"})
 """Arguments in `ROLES` that hold floating-point numbers."""
 
@@ -284,7 +284,7 @@ ROLES: dict[str, dict[str, Kind]] = {
         "kv_last_page_lens": all_of(lambda context: 1),
     },
 }
-"""Role of an op → argument → how to fill the argument."""
+"""Role of an op → name of an argument → function that fills this argument."""
 
 
 class RowNumbersInit(CustomInit):

@@ -64,7 +64,7 @@ def _adapters(context: InitContext) -> int:
 
 
 class StateSlotsInit(CustomInit):
-    """Fills sequences of equal length; each has its own slot, which already holds a state."""
+    """Fills a batch of sequences of equal length. Each one has its own slot, which already holds a state."""
 
     name = "state_slots"
 

@@ -21,23 +21,23 @@ from opreplay.initializers.supplied.safetensors import SafetensorsFile, StoredTe
 from opreplay.traces.errors import EnvironmentRefused, FormatError
 
 RECORDED = "recorded values"
-"""Description of arguments with supplied values in results."""
+"""Words by which results describe arguments whose values come from a file."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Argument that a tensor of the file is copied to."""
+    """Argument into which a tensor of the file is copied."""
 
     key: str
     """Name of the tensor in the file."""
     op: str
-    """Id of one op, or an exact op name, which applies to all ops of that name."""
+    """Id of one op, or an exact op name. A name applies to all ops that have it."""
     argument: str
     index: int | None
     """Index in a list of tensors; None for a single tensor."""
 
     @property
     def shown(self) -> str:
-        """Return the argument as reports name it."""
+        """Return the argument's name in the form used in reports."""
         return self.argument if self.index is None else f"{self.argument}[{self.index}]"
 
 

@@ -58,7 +58,7 @@ def as_float32(op: ReplayOp, function: Callable[..., Any], device: torch.device)
 
 @lru_cache(maxsize=4)
 def _native(dtype: str) -> bool:
-    """Check whether oneDNN multiplies this type on this CPU."""
+    """Check whether oneDNN supports products of this type on this CPU."""
     if dtype == "bfloat16":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

@@ -35,7 +35,7 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     assumed: bool = False
     """Whether sizes that determine the time were assumed because no argument gives them; `notes` lists them."""
     invented: bool = False
-    """Whether the assumed sizes are known only through a bound that the recorded time sets."""
+    """Whether all that is known about the assumed sizes is a bound derived from the recorded time."""
     unbounded: str = ""
     """Reason why nothing determines or bounds the assumed sizes. If it is set, there is no prediction; "" otherwise."""
     near: str = ""
@@ -123,9 +123,9 @@ def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[Tensor
 
 
 OPAQUE = frozenset({"label, not an op", "triton kernel"})
-"""Reasons for ops whose name and argument bytes do not say what work they do."""
+"""Reasons of unresolved ops whose work cannot be derived from the name and the size of the arguments."""
 COLLECTIVE = "record_param_comms"
-"""Op name whose rule is used for all collectives."""
+"""Name of the op whose lowering rule is used for all collectives."""
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:

@@ -49,7 +49,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Launch time of kernels that use cube and vector cores together."""
     aicpu_us: float
     block_bytes: float
-    """Bytes of a kernel's largest tensor for each vector core that it uses."""
+    """A kernel uses one vector core for every `block_bytes` bytes of its largest tensor."""
     hbm_efficiency: float
     """Share of the HBM peak that vector kernels reach, for reads and writes together."""
     hbm_mixed_cost: float
@@ -93,9 +93,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     l1_fill_bytes_per_cycle: float
     """Bytes per cycle from GM to L1 per cube core, for rows of 512 bytes or more and data in L2."""
     l1_fill_hbm_bytes_per_cycle: float
-    """Bytes per cycle from GM to L1 per cube core if the working set exceeds L2."""
+    """Bytes per cycle that a cube core moves from GM to L1 if the working set is larger than L2."""
     l1_narrow_exponent: float
-    """Exponent by which the rate from GM to L1 falls with (row bytes / 512)."""
+    """Exponent of (row bytes / 512), the factor by which short rows reduce the rate from GM to L1."""
     overlap_p: float
     """Exponent of the norm that combines the cube's pipes; 1 means no overlap, infinity full overlap."""
     fixpipe_bytes_per_cycle: float
@@ -198,7 +198,7 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     memory_factor: float = 1.0
     """Factor on the time to move bytes from and to HBM, for access patterns that HBM handles badly."""
     row_block: float = 1.0
-    """Minimum number of rows per core, even if there are few rows."""
+    """Minimum number of rows that the busiest core gets; all rows if there are fewer."""
     passes: float = 1.0
     """How often a row that does not fit into a core's memory is read."""
     spreads: bool = False
@@ -212,7 +212,7 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     for similar kernels.
     """
     samples: int = 0
-    """Unique kernels of this family measured on this SoC."""
+    """Number of unique kernels of this family that were measured on this SoC."""
     samples_elsewhere: int = 0
     measured_here: tuple[str, ...] = ()
     """Kernel types of the family that were measured on this SoC, in networks or as single calls."""
@@ -271,11 +271,11 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dimension.
     """
     start_us: float = 0.0
-    """Start time before the first line or step, if `how` is "lines" or "steps"."""
+    """Time before the first line or step starts, if `how` is "lines" or "steps"."""
     dtype: str = ""
     """Dtype of the first operand, if `when` is "like"."""
     elements: tuple[float, float] = (0.0, 0.0)
-    """Minimum and maximum elements of the first operand, if `when` is "like"."""
+    """Minimum and maximum number of elements of the first operand, if `when` is "like"."""
     lengths: tuple[float, float] = (0.0, 0.0)
     """Minimum and maximum length of the dimension at which the path was measured; 0 if the length does not matter."""
     vector_bytes: float = 0.0
@@ -297,7 +297,7 @@ class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
 
     transport: str
     bytes_per_s: float
-    """Bytes per second: in a mesh, from a die to each other die; otherwise, in total per die."""
+    """Bytes per second. In a mesh, from one die to each other die; otherwise the total rate of a die."""
     latency_us: float
     mesh: bool = False
 
@@ -321,7 +321,7 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     call: str
     """The call in opreplay's notation."""
     op: str
-    """Kernel types that the op runs, for an aten op; otherwise the name of the op."""
+    """For an aten op, the types of the kernels that it runs; for any other op, its name."""
     family: str
     """Kernel family with the largest share of the time."""
     l2: Literal["cold", "loop", "warm"]
@@ -332,7 +332,7 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     predicted_us: float
     """Prediction for the isolated call in cache state `l2`."""
     network_us: float
-    """Prediction with the constants for kernels in networks, also in cache state `l2`."""
+    """Prediction with the constants of kernels in networks, for the same cache state `l2`."""
     band: float
     """Factor of the 80 % band of `predicted_us`."""
 

@@ -268,7 +268,7 @@ KINDS = frozenset(
         "gz",
     )
 )
-"""Words in file names for the kind of file; ignored when names are matched."""
+"""Words in file names that say what kind of file it is. They are ignored when names are matched."""
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:

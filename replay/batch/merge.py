@@ -224,7 +224,7 @@ class Batch:
         return [path for path, uses in zip(self._paths, self._uses, strict=True) if without_copies(uses.losses)]
 
     def _losses(self) -> dict[str, int]:
-        """Map each kind of loss to its number, summed over all traces."""
+        """Return how many losses of each kind there are in all traces together."""
         return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))
 
     def _members(self) -> list[Member]:
@@ -301,7 +301,7 @@ class Batch:
         return round_to_one(covered / total) if total else 0.0
 
     def _collectives(self, indices: Sequence[int], members: Sequence[Member]) -> CollectivesResult | None:
-        """Match the collectives of a job's ranks; None if no two ranks share one."""
+        """Match the collectives of a job's ranks. Return None if no two ranks share a collective."""
         return _collectives_of(
             [
                 RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
@@ -356,7 +356,7 @@ def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
 
 
 def _collectives_of(ranks: Sequence[RankCalls]) -> CollectivesResult | None:
-    """Match the collectives of several ranks; None if no two ranks share one."""
+    """Match the collectives of several ranks. Return None if no two ranks share a collective."""
     if len({rank.rank for rank in ranks}) < 2:
         return None
     base = ranks[0].origin_ns

@@ -123,7 +123,7 @@ def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
 
 
 def _with_star(paths: Sequence[str]) -> list[str]:
-    """Return the shortest unique labels of the paths that include the star of the rank."""
+    """Return, for each path, the shortest unique label with the path part that has the rank's "*"."""
     out: list[str] = []
     for path, label in zip(paths, labels(paths), strict=True):
         parts = PurePath(path).parts
@@ -177,7 +177,7 @@ def labels(paths: Sequence[str]) -> list[str]:
 PEEK_BYTES = 64 << 10
 """Number of bytes to read from the start of a file, where PyTorch writes distributedInfo before the events.
 
-The same number is searched after decompression.
+Of a compressed file, the first bytes after decompression are searched, up to the same number.
 """
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1,9})\b')
 

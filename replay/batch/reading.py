@@ -96,7 +96,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the user named the file, directly or by a glob. Other files come from a folder and may not be traces."""
 
     copy_of: str | None = None
-    """File with the same contents, which counts for both."""
+    """Path of a file with the same contents. That file counts for both."""
 
     @property
     def left_out(self) -> str:
@@ -237,9 +237,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
     children: bool = False
     """Whether plans include the child ops recorded below each op."""
     timed: bool = False
-    """Whether traces that record a rank near their start are read with their timing. It is needed to match
-    collectives.
-    """
+    """Whether the timing of files with a rank in their first bytes is read, too. Matching collectives needs it."""
     process: str | None = None
     """The process to read from each file. Each file must then be merged from several processes."""
 
@@ -287,7 +285,7 @@ def _files_beside(path: str) -> tuple[str, ...]:
 
 
 def _read(path: str, *, how: HowToRead) -> bytes:
-    """Read a file; return its TracePlan as msgpack, or Unreadable if it is refused."""
+    """Read a file and return its TracePlan, or an Unreadable if it is refused, encoded as msgpack."""
     before = stamps_of(how.files(path))
     try:
         load_plugins(how.plugins)
@@ -365,7 +363,7 @@ def open_ranks(
 
 
 def _parts(trace: Trace) -> list[Trace]:
-    """Return one trace per process of a merged trace; any other trace unchanged."""
+    """Return one trace per process of a merged trace, or just `trace` if it is not merged."""
     return [part for _, part in split_processes(trace)] or [trace]
 
 

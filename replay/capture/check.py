@@ -278,7 +278,7 @@ def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:
 
 
 def _named(plan: ReplayPlan, place: int) -> str:
-    """Describe a call for the user: its position, its op and where it was called."""
+    """Describe a call for the user: its position, op, module and phase."""
     sequence = plan.sequence
     assert sequence is not None
     op = next(op for op in plan.ops if op.id == sequence.ids[sequence.calls[place]])

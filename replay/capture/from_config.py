@@ -55,7 +55,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spreads(self) -> bool:
-        """Whether each rank that holds experts has its own tokens, so that ranks exchange tokens."""
+        """Whether each rank that holds experts has tokens of its own. If so, ranks exchange tokens."""
         return self.expert_parallel > 1 and self.tensor_parallel == 1
 
     @property
@@ -92,7 +92,7 @@ def has_context(path_text: str) -> bool:
 ONE_STAGE = (
     "the plan contains one micro-batch in one of {} stages; the other stages wait for it or run other micro-batches"
 )
-"""Note on a plan of one pipeline stage, with the number of stages to fill in."""
+"""Note on a plan of one pipeline stage. The placeholder is for the number of stages."""
 
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ def _image(config: Any) -> tuple[int, ...] | None:
 
 
 def _spectrogram(config: Any) -> tuple[int, ...] | None:
-    """Return the shape [mel bins, frames]; None if the config does not give it."""
+    """Return the shape [mel bins, frames] of a spectrogram; None if the config does not give it."""
     positions, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
     if positions is None or bins is None:
         return None
@@ -279,7 +279,7 @@ def _sound(config: Any) -> tuple[int, ...] | None:
 
 
 def _series(config: Any) -> tuple[int, ...] | None:
-    """Return the shape [times, channels]; None if the config does not give it."""
+    """Return the shape [times, channels] of a time series; None if the config does not give it."""
     times, channels = getattr(config, "context_length", None), getattr(config, "num_input_channels", None)
     return None if times is None or channels is None else (int(times), int(channels))
 
@@ -425,7 +425,7 @@ def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
 
 
 CACHES = ("cache", "cache_params", "past_key_values")
-"""Names that transformers gives the argument for the cache. Versions and models differ."""
+"""Names of the cache argument in transformers; they depend on its version and on the model."""
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:

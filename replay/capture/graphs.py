@@ -25,7 +25,7 @@ from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import UsageError
 
 _LOCAL = re.compile(r"^L\['\w+'\]\.?")
-"""Dynamo's prefix for the variable that holds the model."""
+"""Prefix that Dynamo puts before module paths: the local variable that holds the model."""
 
 
 class _Counted:

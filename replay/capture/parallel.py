@@ -18,13 +18,13 @@ from opreplay.replay.capture.experts import is_experts, share_experts
 from opreplay.traces.errors import UsageError
 
 _OF_RECURRENCE = frozenset({"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"})
-"""Names of those projections of gated delta nets that are split by heads."""
+"""Names of the projections of gated delta nets that are split by heads."""
 COLUMNS = _OF_RECURRENCE | {
     "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "gate_up_proj"
 }  # fmt: skip
 ROWS = frozenset({"o_proj", "down_proj", "out_proj"})
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
-"""Projections that every rank computes completely."""
+"""Names of projections that are not split: every rank computes all of them."""
 _REDUCE = torch.ops._c10d_functional
 
 

@@ -70,7 +70,7 @@ def _already_there(*_: Any, **__: Any) -> None:
 
 
 _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", "get_all_groups", "from_group")
-"""Methods in which a device mesh reads its table of ranks; that tensor must have values."""
+"""Methods in which a device mesh reads its tensor of ranks, which must therefore have real values."""
 
 
 @contextmanager

@@ -59,9 +59,8 @@ def record(
 ) -> Recording:
     """Create a step and run it once.
 
-    On real tensors, `torch.manual_seed(seed)` is called before the creation and again before the run. `without_mode`
-    and `module_tracker` follow the torch defaults of `device`. Raises UsageError with the user's line if the step
-    cannot be run this way.
+    On real tensors, `torch.manual_seed(seed)` is called before the creation and again before the run. Calls are
+    recorded as torch makes them on `device`. Raises UsageError with the user's line if the step cannot be run this way.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
@@ -112,7 +111,7 @@ def forget_cached_tensors() -> None:
 
 
 def _holds_tensors(cached: Any) -> bool:
-    """Check whether the results or arguments cached for a function include a tensor."""
+    """Check whether a tensor is among the results or arguments that are cached for a function."""
     waiting = gc.get_referents(cached)
     while waiting:
         value = waiting.pop()

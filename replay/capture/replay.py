@@ -24,7 +24,7 @@ from opreplay.traces.model import TensorMeta
 
 _CPU = torch.device("cpu")
 OnResult = Callable[[int, Any], None]
-"""Called after each call with its position and its result."""
+"""Function that is called after each call of the plan, with the call's position and result."""
 
 
 class CannotReplay(UsageError):
@@ -48,7 +48,7 @@ class Replay:
         self._last = _last_uses(self._linked)
         self._wanted = {output.memory for output in plan.capture.outputs}
         self._of_memory: dict[int, torch.UntypedStorage] = {}
-        """Storages of the step's outputs, by memory number."""
+        """Memory number → storage, for the outputs of the step."""
 
     def run(self, on_result: OnResult | None = None) -> None:
         """Make all calls once. Raises CannotReplay, which names the op."""
@@ -119,7 +119,7 @@ class Replay:
         return _view(self._storages[storage], meta, offset)
 
     def _keep(self, place: int, index: int, returned: Any) -> None:
-        """Store the results and new storages that a later call uses."""
+        """Store those results and new storages of a call that a later call uses."""
         results = list(tensors_in(returned))
         known = iter(self._sequence.memories[place][1])
         flat = iter(results)
@@ -167,7 +167,7 @@ def _laid_out(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
 
 
 def _view(memory: torch.UntypedStorage, meta: TensorMeta, offset_bytes: int) -> torch.Tensor:
-    """Return a tensor with the metadata `meta` at a byte offset in a storage."""
+    """Return a tensor in the storage `memory`, with the metadata `meta` and at this byte offset."""
     itemsize = torch.empty(0, dtype=DTYPES[meta.dtype]).itemsize
     there = TensorMeta(
         shape=meta.shape, dtype=meta.dtype, strides=meta.strides, storage_offset=offset_bytes // itemsize

@@ -136,7 +136,7 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
 
 
 def add_compact(bench: Bench) -> None:
-    """Add a small version of each case that the op accepts."""
+    """Add to `compact_bases` a small version of each case, or the case itself if the op accepts none."""
     for base in bench.bases:
         case, _ = first_working(bench, variants.compact(base) or [base])
         bench.compact_bases.append(case or base)

@@ -93,7 +93,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The name of the case in reports; the call in it can be passed to `--shapes`."""
+        """The name of the case in reports. It contains the call in the notation of `--shapes`."""
         return f"{self.kind}: {case_text(self.op)}"
 
 
@@ -106,7 +106,7 @@ def case_text(op: ReplayOp) -> str:
 
 
 def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> Case:
-    """Return a case of one overload. Its id is a hash of its arguments and seeds its values."""
+    """Return a case of one overload. The case's id, a hash of overload and arguments, seeds its values."""
     identity = blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest()
     op = ReplayOp(
         id=identity,
@@ -237,7 +237,7 @@ def fill_arguments(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[Replay
 
 
 def add_defaults(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """Add defaults for positional arguments that precede a given one."""
+    """Insert the default of each positional argument that was not given but precedes a given one."""
     by_name = {arg.name: arg for arg in args}
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     last = max((positional.index(name) for name in by_name if name in positional), default=0)

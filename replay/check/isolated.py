@@ -34,7 +34,7 @@ class End(NamedTuple):
     signalled: bool
     """Whether a signal ended or stopped the process. The signal may have another cause than the call."""
     lost: bool
-    """Whether a signal that no call can raise ended the process."""
+    """Whether the process was ended by a signal that no call can raise."""
 
 
 Reply = Ready | Refused | Listed | Trying | Finding | Timed

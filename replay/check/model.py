@@ -40,10 +40,10 @@ POINTS: dict[str, str] = {
     "ONNX export": "an ONNX export is registered",
     "speed": "its time, compared with the reference's on the same tensors",
 }
-"""Every point, in report order, with the claim it checks."""
+"""Name of each point → the claim that the point checks, in the order of the report."""
 
 REQUIRED = ("schema", "shape inference", "correctness", "bad input")
-"""Points that make a check fail, unless the user names others."""
+"""Points whose failure makes the whole check fail, unless the user names other points."""
 
 _ALSO = {
     "shapes": "shape inference",
@@ -109,7 +109,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
     the interval, however often the interval is inspected.
     """
     pairs: int
-    """Number of timed pairs; op and reference alternate."""
+    """Number of timed pairs; a pair is one sample of the op and one of the reference, alternately."""
     op_us: float
     reference_us: float
     """Median time of the reference, in microseconds per call; `op_us` is the op's median time."""
@@ -150,7 +150,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[str, ...] = ()
     """The base calls from which all variants were made."""
     assumptions: tuple[Assumption, ...] = ()
-    """Assumptions made about the cases where the user gave no information."""
+    """Assumptions about the cases, for facts that the user did not give."""
     notes: tuple[str, ...] = ()
 
     def point(self, name: str) -> PointResult:
@@ -284,7 +284,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     against: str | None = None
     shapes: tuple[str, ...] = ()
     recorded: tuple[ReplayOp, ...] = ()
-    """Ops of a trace whose calls are the cases; if given, `shapes` is empty."""
+    """Ops of a trace. Their recorded calls are the cases; `shapes` is then empty."""
     points: tuple[str, ...] = tuple(POINTS)
     plugins: tuple[str, ...] = ()
     init_modules: tuple[str, ...] = ()
@@ -316,7 +316,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
 
 class Trying(msgspec.Struct, frozen=True, kw_only=True, tag="trying"):
-    """Message sent before the trials: the call that is made next, or "" after it returned."""
+    """Message about a call before the first trial: the call that is made next, or "" after it returned."""
 
     case: str
 

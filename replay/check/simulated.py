@@ -61,7 +61,7 @@ def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
 
 
 def _total(calls: Sequence[Simulated]) -> Simulated:
-    """Add up the times of consecutive calls; other fields are taken from the longest call."""
+    """Add up consecutive calls: times are summed, kernels joined, other facts are those of the longest call."""
     return msgspec.structs.replace(
         max(calls, key=lambda call: call.time_us),
         time_us=sum(call.time_us for call in calls),

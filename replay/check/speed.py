@@ -30,7 +30,7 @@ from opreplay.replay.check.points.trials import failed, nothing, passed
 from opreplay.replay.execute.executors.clocks import Clock
 
 LOOKS = (20, 40, 80, 160, 320, 640)
-"""Numbers of pairs after which the interval is evaluated."""
+"""Numbers of timed pairs after which the confidence interval is evaluated."""
 FALSE_ALARM = 0.009
 """Probability of a false alarm, over all evaluations together."""
 NARROW = 0.03

@@ -31,7 +31,7 @@ BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
 MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
 """Multiples of 3, 5, 7, 9, 11 and 13, which are neither primes nor multiples of any block."""
 MADE_UP = {"prime sizes": PRIMES, "uneven sizes": AROUND, "whole blocks": BLOCKS, "multiples": MULTIPLES}
-"""Groups of generated sizes, by the kind of their cases."""
+"""Kind of generated case → the groups of sizes that cases of this kind get."""
 STEPS = (2, 4, 8, 16, 32, 64, 128)
 """Factors that sizes may have to be multiples of: halves of a row, packed bits, quantization groups."""
 MOST_INSTEAD = 1 << 22
@@ -53,7 +53,7 @@ MANY_ROWS = 70_001
 the largest 16-bit number.
 """
 MANY_BYTES = 16 << 20
-"""Maximum bytes of all tensors at which a case with many rows keeps all columns."""
+"""A case with many rows keeps all columns if all its tensors together have at most this many bytes."""
 FEW_COLUMNS = (4, 6, 8, 2)
 """Sizes of the other dimensions in cases with many rows. Most are even, because many ops combine the halves
 of a row.
@@ -64,7 +64,7 @@ COMPACT_ELEMENTS = 1 << 15
 COMPACT = ((32, 64, 48, 16), (16, 32, 8, 24), (64, 128, 256, 32), (128, 128, 128, 128))
 """Sizes that replace large ones in cases that are tried many times."""
 MOST_BYTES = 64 << 20
-"""Maximum bytes of all tensors of a variant."""
+"""Maximum number of bytes of all tensors of a variant together."""
 MOST_WORK = 1 << 38
 """Limit for the work of a case. Work is the product of the numbers of elements of its two largest tensors of different
 shapes. Above the limit, a convolution takes seconds.
@@ -72,7 +72,7 @@ shapes. Above the limit, a convolution takes seconds.
 SMALL_SIZE = 4
 """Largest size that is left unchanged in trials that change one element after the other, e.g. gradcheck."""
 SMALLEST_SIZE = 3
-"""Minimum value of an integer argument that is changed along with a size that it equals."""
+"""An integer argument that equals a size is changed along with it only if it is at least this large."""
 
 MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
 """Kinds of cases with many elements, which the gradient trials leave out to save time."""
@@ -82,9 +82,9 @@ MOST_ARGUED = 48
 MOST_PAIRED = 24
 """Maximum number of cases with two changed arguments at once."""
 FAR_NUMBER = 129
-"""Value that exceeds the threads of a usual block (128) by one."""
+"""A value that is one more than the usual number of threads in a block (128)."""
 AXES = ("dim", "axis")
-"""Prefixes of the names of arguments that are dimensions."""
+"""An argument whose name starts with one of these is the number of a dimension."""
 WORDS = (
     ("mean", "sum", "none"),
     ("none", "tanh"),
@@ -213,7 +213,7 @@ def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int
 
 
 def huge(case: Case) -> Iterator[Case]:
-    """Yield the case with as many rows as its first tensor needs for four million elements."""
+    """Yield the case with so many rows that its first tensor has four million elements, or one million if square."""
     first = _first(case)
     if first is None:
         return
@@ -242,7 +242,7 @@ def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterato
 
 
 def long_columns(case: Case) -> Iterator[Case]:
-    """Yield the case with few columns and as many rows as "long rows" have columns."""
+    """Yield the case with few columns, and as many rows as a "long rows" case has columns."""
     first = _first(case)
     if first is not None and len(first.shape) > 1 and first.shape[0] != first.shape[-1]:
         yield from _grown(case, "long columns", {first.shape[-1]: 3}, first.shape[0], COLUMNS["long rows"])
@@ -650,7 +650,7 @@ def _transposed(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _sliced(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor as every second column of a wider tensor, starting at the third row."""
+    """Return the tensor as every second column of a wider tensor, from the third row and second column on."""
     if not meta.shape or not math.prod(meta.shape):
         return None
     strides = contiguous_strides((*meta.shape[:-1], 2 * meta.shape[-1] + 3))
@@ -676,7 +676,7 @@ def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _expanded_columns(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor with the same column repeated."""
+    """Return the tensor with the same column repeated, by a stride of 0."""
     if len(meta.shape) < 2 or meta.shape[-1] < 2:
         return None
     return msgspec.structs.replace(meta, strides=(*contiguous_strides((*meta.shape[:-1], 1))[:-1], 0))
@@ -697,7 +697,7 @@ def _misaligned(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _channels_last(meta: TensorMeta) -> TensorMeta | None:
-    """Return the tensor as torch.channels_last: batch, height, width, channel in memory."""
+    """Return the tensor in torch.channels_last format: in memory, the order is batch, height, width, channel."""
     if len(meta.shape) != 4 or meta.shape[1] < 2:
         return None
     n, c, h, w = meta.shape

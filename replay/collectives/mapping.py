@@ -34,9 +34,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[int, ...]
     """Participating ranks, in the order of the group."""
     inputs: int
-    """Input elements of a rank; for a scatter, of the root."""
+    """Number of input elements of a rank; for a scatter, that of the root."""
     outputs: int
-    """Output elements of a rank; for a gather, of the root."""
+    """Number of output elements of a rank; for a gather, that of the root."""
     matrix: tuple[tuple[int, ...], ...] = ()
     """Elements that each rank sends to each other rank in an all-to-all."""
     parts: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of the message, counted as by `size_elements`."""
     bus_factor: float
     part: float = 1.0
-    """Share of the recorded message that runs."""
+    """Share of the recorded message that is transferred in this run."""
     note: str = ""
     """Difference from the recorded collective; "" if there is none."""
 
@@ -203,7 +203,7 @@ def bytes_of(share: Share, itemsize: int) -> int:
 
 
 def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
-    """Reduce the collective to the number of elements that fits into memory."""
+    """Shrink the collective to the number of elements that fits into `max_bytes` of memory."""
     needed = bytes_of(share, collective.itemsize)
     if needed <= max_bytes:
         return share

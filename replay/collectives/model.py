@@ -46,13 +46,13 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group_size: int | None = None
     """Number of participating ranks, or None if not recorded."""
     group_ranks: tuple[int, ...] = ()
-    """Participating ranks, as ranks of the job."""
+    """Participating ranks, numbered as in the whole job."""
     rank: int | None = None
-    """Rank in the job of the process that recorded the collective."""
+    """Rank, numbered as in the whole job, of the process that recorded the collective."""
     root: int | None = None
-    """Root of a rooted collective, as rank of the group."""
+    """Root of a rooted collective, numbered as in the group."""
     source: int | None = None
-    """Sender of a point-to-point operation, as rank of the group."""
+    """Sender of a point-to-point operation, numbered as in the group."""
     target: int | None = None
     reduce_op: str = ""
     """Reduction, such as "sum", "avg" or "max"; "" if not recorded."""
@@ -111,7 +111,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) -> Bandwidth | None:
-    """Return the rates for a time, or None without a time above 0."""
+    """Return the rates for a time, or None if the time is missing or not above 0."""
     if time_us is None or not time_us > 0:
         return None
     rate = size_bytes / time_us / 1e3
@@ -135,11 +135,11 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     ranks_recorded: int | None
     """Number of ranks of the recorded group; None if the trace does not record it."""
     elements: int
-    """Elements of the message that ran, counted as by `size_elements`."""
+    """Number of elements of the message that was transferred, counted as by `size_elements`."""
     mapping: str = ""
     """Effect of running on other ranks or with fewer bytes than recorded, or "" if it ran as recorded."""
     transfer_us: float | None = None
-    """Median time from the arrival of the last rank to the end of the last rank."""
+    """Median time from the moment the last rank arrives until the last rank has finished."""
     wait_us: float | None = None
     """Median over the calls of the time that the first rank to arrive waited for the last one."""
     issue_us: float | None = None

@@ -94,7 +94,7 @@ def attempt(
 
 
 def _is_slow(measured: Measurement, options: MeasureOptions) -> bool:
-    """Check whether one more call might exceed the op's timeout, from the first call's time."""
+    """Estimate from the first call's time whether one more call might exceed the op's timeout."""
     return (measured.first_call_us or 0.0) * 1e-6 > options.hard_limit_s() / 8
 
 
@@ -117,7 +117,7 @@ def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement:
 
 
 def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
-    """Prepare the op in full size, or smaller if it exceeds the memory `shrink_to`."""
+    """Prepare the op in full size, or smaller if it needs more than `shrink_to` bytes of memory."""
     whole = Fitted(op=op)
     if op.reason is not None or shrink_to is None:
         return whole, executor.prepare(op, seed=seed)

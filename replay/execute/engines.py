@@ -47,7 +47,7 @@ def sequence_engine(plan: ReplayPlan, options: RunOptions) -> SequenceEngine:
 
 
 def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) -> Engine:
-    """Return an engine that runs ops one by one, or with as many workers as the options say."""
+    """Return an engine that runs ops one by one, or on `options.lanes` workers at the same time."""
     if options.lanes == 1:
         return OneByOne(make_runner(options, recency), visits=options.visits, op_time_s=options.op_time_s)
     base, limit_s = worker_config(options, recency), options.hard_limit_s()

@@ -23,13 +23,13 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     calls: tuple[int, ...]
     """Index into `ops` for each call, in order."""
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    """Memory numbers of each call's tensors, as in `RecordedSequence.memories`."""
+    """For each call, the memory numbers of its tensors, as in `RecordedSequence.memories`."""
     budget_bytes: int | None = None
     """Memory limit for all tensors of the sequence together; None for half of the free device memory."""
     time_s: float
     """Wall time for the measured passes; at least one pass is run."""
     left_s: float | None = None
-    """Wall time after which the sequence is stopped between two calls; None for no limit."""
+    """Wall time after which the sequence is stopped as soon as a call ends; None for no limit."""
     heartbeat: str
     """Path of the file in which the process records its current op."""
     unshared: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
-    """A step that is replayed on all ranks: calls with collectives."""
+    """A step that is replayed on all ranks: its calls and its collectives."""
 
     config: WorkerConfig
     task: SequenceTask
@@ -95,7 +95,7 @@ class SharedPasses(msgspec.Struct, kw_only=True):
     """Time of all calls in a pass without collectives."""
     alone_walls_us: list[float] = []
     collectives_alone_us: list[float] = []
-    """Wall time of a pass without calls, in which the collectives run one after the other."""
+    """Wall time of a pass that runs only the collectives, one after the other."""
 
 
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):

@@ -37,7 +37,7 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_samples: int = 8
     max_samples: int = 400
     warmup_calls: int = 2
-    """Calls before the first sample; the first call of a kernel often compiles or allocates."""
+    """Number of calls before the first sample. A kernel's first call often compiles or allocates."""
     warmup_s: float = 0.01
     """Minimum warm-up time, unless `max_warmup_calls` calls take less."""
     max_warmup_calls: int = 50
@@ -89,9 +89,9 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     total_time_s: float | None = None
     """Wall time of the whole run, after which the remaining ops are skipped."""
     stop_on_error: bool = False
-    """Whether the run ends after the first failed op. Not for a sequence."""
+    """Whether the run ends after the first failed op. Not allowed for a sequence."""
     threads: int | None = None
-    """torch threads on the CPU; None for torch's default, or fewer if CPUs are busy."""
+    """Number of torch threads on the CPU. None: torch's default number, or fewer if CPUs are busy."""
     isolation: Literal["process", "none"] | None = None
     """Whether to run ops in worker processes or in this process.
 
@@ -124,7 +124,7 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     check_results: bool = True
     """Whether to check the results of collectives against the ranks' inputs."""
     l2: L2State | None = None
-    """Cache state for predictions; None for the state from `l2_state`."""
+    """Cache state to assume in predictions; None for the state that `l2_state` returns."""
     max_live_bytes: int | None = None
     """Memory limit of all tensors of a sequence; None for half of the free device memory at the start."""
 
@@ -170,7 +170,7 @@ _LEAST = {
 
 @cache
 def _choices() -> dict[str, tuple[str | None, ...]]:
-    """Return the options that accept only certain values, each with these values."""
+    """Map each option that accepts only certain values to these values."""
     literals = msgspec.inspect.LiteralType
     found: dict[str, tuple[str | None, ...]] = {}
     for field in msgspec.structs.fields(RunOptions):
@@ -204,7 +204,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
 
     @property
     def shrink_to(self) -> int | None:
-        """Byte limit to which a larger op is shrunk; None to skip larger ops."""
+        """Byte limit to which larger ops are shrunk; None if larger ops are skipped."""
         return self.memory_bytes if self.options.over_budget == "shrink" else None
 
     def having(self, **changes: Any) -> WorkerConfig:

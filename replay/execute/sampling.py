@@ -33,7 +33,7 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a sample is taken."""
 
     calls: Sequence[Callable[[], Any]]
-    """Calls of a sample, in turn; a single call is repeated."""
+    """Calls to run in turn in a sample. If there is only one, it is repeated."""
     count: int
     evict: bool = False
     before: Callable[[], None] | None = None
@@ -43,7 +43,7 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     touch: Callable[[], Any] | None = None
     """Called after each reset to read the arguments again. The reset evicted them from the caches."""
     calls_between_resets: int = 0
-    """Number of calls between resets, including `rewarm`; 0 resets after each sample."""
+    """Maximum number of calls between two resets, including `rewarm`; 0 to reset after each sample."""
     cache: RunCache
     graph: Callable[[], Any] | None = None
     """Launches all calls of a sample at once."""
@@ -154,7 +154,7 @@ def collect(
 
 
 def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
-    """Return the time of one sample in µs; `turn` selects the call that it starts with."""
+    """Return the time of one sample in µs. `turn` selects the call with which the sample starts."""
     if plan.graph is not None:
         return clock.time_calls(plan.graph, 1)
     if len(plan.calls) == 1:

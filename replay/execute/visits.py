@@ -33,14 +33,14 @@ FEWEST = 3
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of a round, and of all rounds."""
+    """Number of a round of an op, counted from 0, and number of all its rounds."""
 
     number: int = 0
     of: int = 1
 
 
 WHOLE = Visit()
-"""The round of an op that is measured once."""
+"""The only round of an op that is measured in one round."""
 
 
 def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
@@ -128,7 +128,7 @@ class Book:
 
 
 def first_checks(options: MeasureOptions, visit: Visit) -> MeasureOptions:
-    """Return the options for a round: kernels and values are checked only in the first one."""
+    """Return the options for a round. Only the first round checks kernels and values."""
     if visit.number == 0 or not (options.check_kernels or options.check_values):
         return options
     return msgspec.structs.replace(options, check_kernels=False, check_values=False)

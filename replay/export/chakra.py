@@ -33,7 +33,7 @@ _SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} 
     "int16": "short int",
     "int64": "long int",
 }
-"""Element types as spelled in an ExecutionTrace from a gcc build."""
+"""Dtype → name of the element type in an ExecutionTrace that was written by a gcc build."""
 _KINDS: dict[str, CollectiveType] = {kind.name.lower(): kind for kind in CollectiveType}
 """Collective types by their names in `replay.collectives`."""
 

@@ -47,7 +47,7 @@ from opreplay.traces.errors import InternalError, UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 MOST_STORED_BYTES = 16 << 20
-"""Maximum bytes of stored integers per call; larger ones stay random."""
+"""Maximum bytes of integers per call whose values are stored; if there are more, they stay random."""
 MOST_TENSORS = 64
 """Maximum number of tensors per call. If a call has more, they are in a list and have no meaningful names."""
 _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
@@ -84,7 +84,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Form(msgspec.Struct, frozen=True, kw_only=True):
-    """One call in the form of its definition."""
+    """One call, converted to the form of a definition."""
 
     op: ReplayOp
     args: tuple[Argument, ...]

@@ -96,7 +96,7 @@ class Timer:
         return max(0.0, start.elapsed_time(end) * 1e3 - self.pair_us), waited
 
     def host_us(self, call: Callable[[], Any], calls: int) -> float:
-        """Return the host microseconds to run, or to queue, one call."""
+        """Return the time in microseconds that the host needs to run, or to queue, one call."""
         self.backend.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -448,7 +448,7 @@ def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 
 
 def default_device() -> str:
-    """Return the device to measure: an NPU if torch_npu is installed."""
+    """Return the device to measure: an NPU if torch_npu is installed, else CUDA if available, else the CPU."""
     if importlib.util.find_spec("torch_npu") is not None:
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"

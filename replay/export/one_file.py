@@ -90,7 +90,7 @@ def _closure(source: _Source, names: Iterable[str]) -> list[int]:
 
 
 def _imports(body: str, sources: Iterable[_Source]) -> str:
-    """Return the import statements of the sources that the text `body` uses."""
+    """Return those import statements of the sources that are needed by the text `body`."""
     used = _used(ast.parse(body))
     modules: set[str] = set()
     names: dict[str, set[str]] = {}

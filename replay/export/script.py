@@ -41,9 +41,9 @@ REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|uncheck
 BLOCK = 1_000_003
 """Number of random elements after which they repeat. Repeating them fills large tensors quickly."""
 SAMPLE_S = 500e-6
-"""Target duration of a sample, which is filled with calls, as in `opreplay run`."""
+"""Target duration of a sample. A sample consists of as many calls as fit, as in `opreplay run`."""
 CLEAN = 8
-"""Minimum number of uninterrupted samples; with fewer, all samples count."""
+"""Minimum number of uninterrupted samples. If there are fewer, interrupted samples count as well."""
 REPEAT_S = 2.0
 """Maximum seconds for repeating samples that other programs interrupted."""
 WAITED_SHARE = 0.2
@@ -69,7 +69,7 @@ Json = dict[str, Any]
 FUNCTIONS: dict[tuple[str, int], Any] = {}
 """Functions that the plugin being loaded registers, by (name, line)."""
 RUNS: dict[str, Callable[..., Any]] = {}
-"""Functions of plugins that run ops, by op id."""
+"""Op id → function of a plugin that runs this op."""
 
 
 class Nested(type):

@@ -40,7 +40,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _spec_or_why(op: ReplayOp) -> OpSpec | str:
-    """Return the overload that an op calls, or the reason why it is left out."""
+    """Return the overload that an op calls, or the reason why the op is left out."""
     if op.reason is not None:
         return op.reason.kind
     unread = {meta.dtype for meta in tensors_of(op)} - DTYPES.keys()

@@ -29,7 +29,7 @@ from opreplay.replay.ir.reasons import NotReplayable
 Spec = dict[str, Any]
 """Description of a tensor's values for `script.fill`: {"fill": kind, ...}."""
 KEPT_VALUES = 8192
-"""Maximum number of elements of a tensor whose values are stored individually."""
+"""Maximum number of elements of a tensor for which each value is stored."""
 UNIFORM_INTEGERS = frozenset({"index", "index_list", "few_ties", "unpool_indices", "pool_indices", "domain", "repeats"})
 """Initializers that draw their integers uniformly from a range. Other integers from the same range may therefore
 replace them.

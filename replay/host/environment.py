@@ -128,7 +128,7 @@ def _read(path: str | Path) -> str | None:
 
 
 def _kernel_bytes(path: str, field: str) -> int | None:
-    """Return a field that the kernel reports in kB, from a file with one field per line."""
+    """Return in bytes a field that the kernel reports in kB, from a file with one field per line."""
     for line in (_read(path) or "").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

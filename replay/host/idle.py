@@ -62,7 +62,7 @@ def _ticks() -> tuple[int, int] | None:
 
 
 def _own_ticks() -> int:
-    """Return the ticks of this process and its parent."""
+    """Return the CPU time that this process and its parent have used so far, in kernel ticks."""
     ticks = 0
     for process in ("self", str(os.getppid())):
         try:

@@ -26,7 +26,7 @@ THREADS = "/proc/self/task"
 
 
 class Interruptions(NamedTuple):
-    """Counts since the process started; zeros if the system does not report them."""
+    """Totals since the process started; they are zero if the system does not report them."""
 
     switches: int = 0
     """Number of involuntary context switches of all threads of this process."""

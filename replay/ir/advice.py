@@ -38,13 +38,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     basis: str
     """The condition under which the gain holds."""
     module: str = ""
-    """Path of the `nn.Module` with most of the changed time; "" if the trace names none."""
+    """Path of the `nn.Module` with most of the time that changes; "" if the trace names no module."""
     function: str = ""
-    """The Python function with most of the changed time: "modeling_qwen2.py(150): forward"."""
+    """The Python function with most of the time that changes: "modeling_qwen2.py(150): forward"."""
     change: str = ""
     """The change, written as an argument of `opreplay timeline --what-if`; "" if that is not possible."""
     command: str = ""
-    """Command that runs the changed op alone; "" for changes of other kinds."""
+    """Command that runs only the op to be changed; "" if the change does not concern one op."""
 
 
 class AdviceList(msgspec.Struct, frozen=True, kw_only=True):

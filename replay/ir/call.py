@@ -1,5 +1,5 @@
 # pyright: strict
-"""The arguments of one call by name, as guesses and cost rules use them."""
+"""The arguments of one call by name, in the form that guesses and cost rules need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call(dict[str, ReplayArg]):
         return next((meta.shape for name in names if (meta := self.tensor(name)) is not None), None)
 
     def shapes(self, name: str) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors in a list; empty if the list is unknown."""
+        """Return the shapes of the tensors in the list argument `name`; empty if the list is unknown."""
         return [meta.shape for meta in self[name].tensors if meta is not None] if name in self else []
 
     def first_tensor(self) -> TensorMeta | None:

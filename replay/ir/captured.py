@@ -11,7 +11,7 @@ from opreplay.traces.model import TensorMeta
 
 Via = Literal["dispatch", "export", "compile"]
 LikeDevice = Literal["cpu", "cuda", "npu"]
-"""Device whose torch defaults apply while a step is captured."""
+"""Device whose defaults torch applies while a step is captured."""
 
 
 class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     were not replaced; False only for a model that a library built.
     """
     unfused: tuple[str, ...] = ()
-    """Parts of a fused step that are not fused: attention, experts, norms, cache writes."""
+    """Parts that are not fused in a step with fused kernels: attention, experts, norms, cache writes."""
 
     @property
     def peak_bytes(self) -> int:

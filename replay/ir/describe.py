@@ -38,7 +38,7 @@ SHORT_DTYPES = {
     "float4_e2m1fn_x2": "f4e2m1x2",
 }
 FLOAT32_DIGITS = 9
-"""Number of significant digits with which any two float32 values differ."""
+"""Number of significant digits that is enough to tell any two float32 values apart."""
 LIST_SHOWN = 3
 """Maximum number of tensors of a list that are written out."""
 

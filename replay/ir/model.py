@@ -224,11 +224,11 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def values(self) -> dict[str, Value]:
-        """Return the non-tensor arguments by name, with None for tensors."""
+        """Return the value of each argument by name; for an argument with tensors, the value is None."""
         return {arg.name: arg.value for arg in self.args}
 
     def in_call(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Split values by argument name into positional and keyword arguments."""
+        """Split `values` (argument name → value) into positional and keyword arguments."""
         positional = [values[arg.name] for arg in self.args if not arg.keyword_only]
         return positional, {arg.name: values[arg.name] for arg in self.args if arg.keyword_only}
 
@@ -265,7 +265,7 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     dur_us: float
     """Wall time of the step; 0 if the file has no times."""
     ids: tuple[str, ...]
-    """Ops of the plan that the step calls."""
+    """Ids of those ops of the plan that the step calls."""
     calls: tuple[int, ...]
     """Index into `ids` of each call."""
     host_us: tuple[float, ...]

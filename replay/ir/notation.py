@@ -54,7 +54,7 @@ class CallText(msgspec.Struct, frozen=True, kw_only=True):
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+(?:\.[A-Za-z_][A-Za-z0-9_]*)?")
 _FUNCTION = re.compile(r"(?:[^():]*\.py:|[A-Za-z_][\w.]*\.)?([A-Za-z_]\w*)\(")
-"""Matches a function call qualified by a file, by a module, or not at all."""
+"""Matches the start of a function call. The function may be preceded by a file or a module."""
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<torch>torch\.[a-z_0-9]+)
@@ -354,7 +354,7 @@ class _Reader(TokenReader):
         return tuple(items)
 
     def whole(self, depth: int) -> int:
-        """Parse a sum of products of integers and named sizes."""
+        """Parse an expression: a sum of products of integers and named sizes."""
         total = self._product(depth)
         while (plus := self.take("+")) or self.take("-"):
             term = self._product(depth)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 _ACTED_ON = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf")
-"""The characters of `names.ACTED_ON` that JSON does not escape, in UTF-8."""
+"""Matches the UTF-8 bytes of those characters of `names.ACTED_ON` that JSON does not escape."""
 
 
 def plain_json(encoded: bytes) -> bytes:

@@ -62,10 +62,10 @@ DETAILED = frozenset(KINDS) - {"collective", "triton kernel", "label, not an op"
 """Kinds of reasons that need a detail to have a meaning: what is missing, forbidden, too large or broken."""
 
 LOST: frozenset[ReasonKind] = frozenset({"rank lost", "worker lost"})
-"""Kinds that say nothing about the op, because its processes were ended from outside."""
+"""Kinds of reasons that say nothing about the op, because something else ended its processes."""
 
 TRIED: frozenset[ReasonKind] = frozenset({"failed", "internal error"})
-"""Kinds of ops that count as failed; all others are skipped."""
+"""Kinds of reasons with which an op counts as failed. With all other kinds, it counts as skipped."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class DetailTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls and time of one detail of a reason; see `ReasonTotal`."""
+    """Number of calls and time for one detail of a reason; see `ReasonTotal`."""
 
     detail: str
     ops: int
@@ -102,7 +102,7 @@ class DetailTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls and time of all ops with one kind of reason."""
+    """Number of calls and time of all ops whose reasons are of one kind."""
 
     kind: str
     ops: int
@@ -110,7 +110,7 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     """Number of recorded calls of these ops."""
     share: float
-    """Share of the recorded time, from 0 to 1, of the same total as the shares of single ops."""
+    """Share of the recorded time, from 0 to 1. The total is the same as for the shares of single ops."""
     details: tuple[DetailTotal, ...] = ()
     """Totals for each detail, in order of time, largest first. Ops without a detail are not included."""
 

@@ -19,7 +19,7 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta, beyond_memory
 
 SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
-"""Names of int[] arguments that are the shape of the tensor that an op creates."""
+"""Names of int[] arguments that give the shape of the tensor to be created."""
 FLAG = "--set max_op_memory"
 ABSURD = "sizes larger than any memory"
 """Start of the detail in the reason of ops with a tensor larger than any memory. These ops cannot be called, so no time
@@ -84,7 +84,7 @@ def _sizes(value: Value) -> tuple[int, ...] | None:
 
 
 def tensor_bytes(meta: TensorMeta) -> int:
-    """Return the bytes of the logical size or of the spanned storage, whichever is larger."""
+    """Return the larger of two numbers of bytes: for the logical size, and for the spanned storage."""
     return max(math.prod(meta.shape), extent(meta)) * itemsize(meta.dtype)
 
 
@@ -255,7 +255,7 @@ def _pieces(op: ReplayOp) -> int:
 
 
 def refuse_floods(plan: ReplayPlan) -> ReplayPlan:
-    """Mark ops that would return too many tensors as not replayable."""
+    """Mark each op that would return too many tensors as not replayable."""
     return msgspec.structs.replace(plan, ops=tuple(_without_flood(op) for op in plan.ops))
 
 

@@ -130,7 +130,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     launch work.
     """
     all_host_us: tuple[float, float] | None = None
-    """(shortest, longest) host range of all marked steps with work."""
+    """(shortest, longest) length of the marked range on the host, over all marked steps with work."""
     begin_us: float
     """Time from the start of the step's host range until the device had finished the work of the previous step."""
     accelerator: Literal["GPU", "NPU", "device"]
@@ -163,7 +163,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     socs: dict[str, StepOnDevice] = {}
     """Simulated step by device name."""
     losses: dict[str, int] = {}
-    """Reason → number of losses when the trace was read; the step covers the rest."""
+    """Reason → number of losses when the trace was read. The step contains only what was read."""
     coarse_unit_us: float | None = None
     """Unit of which all device durations are multiples, if it is too coarse for timings."""
     process: str | None = None

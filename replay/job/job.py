@@ -38,7 +38,7 @@ Read = TypeVar("Read")
 
 
 class Opens(Protocol):
-    """A source that the job opens when it is needed."""
+    """A source with a method `open`, which the job calls when it needs the trace or plan."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan: ...
 

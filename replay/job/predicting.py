@@ -66,7 +66,7 @@ class OpPredictor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def raise_errors(predict: Predict) -> Predict:
-    """Wrap a predictor so that it raises CustomOpError and InternalError."""
+    """Wrap a predictor so that the wrapper raises the first CustomOpError or InternalError of an op."""
 
     def predict_or_raise(op: ReplayOp) -> Predicted:
         prediction = predict(op)

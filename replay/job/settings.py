@@ -18,11 +18,11 @@ class Settings(RunOptions, frozen=True, kw_only=True):
     cluster: str | None = None
     """Simulated cluster, e.g. "2x8x910b3"; if set, the plan includes all collectives."""
     fused: Literal["ascend", "none"] | None = "none"
-    """Fused kernels that replace calls of a captured plan; None: chosen by the model."""
+    """Fused kernels that replace calls of a captured plan. None: they are chosen to fit the model."""
     order: bool = False
     """Whether the plan records the order of a step's calls even if the mode does not need it."""
     activity: bool = False
-    """Whether to read all timing of a trace, which the report of its step needs."""
+    """Whether to read all timing of a trace. The report of the trace's step needs it."""
     keep: bool = False
     """Whether to read and write the plan cache."""
 

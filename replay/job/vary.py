@@ -38,7 +38,7 @@ Stages = list[tuple[ReplayPlan, list[Step]]]
 """The plan of each pipeline stage, with its predictions by device; one for a step that is not split into stages."""
 
 Tell = Callable[[int, int, str], None]
-"""(number of finished sizes, total number of sizes, name of the next size)."""
+"""Progress callback: gets (number of finished sizes, number of all sizes, name of the next size)."""
 
 
 def ignore_progress(done: int, total: int, size: str) -> None:
@@ -195,7 +195,7 @@ _ALL_STAGES = (
 
 
 def _ranks_of_stages(shape: Shape, rank: int) -> list[int]:
-    """Return the rank of each pipeline stage that has the same place in its stage as `rank`."""
+    """Return, for each pipeline stage, the rank that has the same position in its stage as `rank`."""
     if shape.pipeline_parallel == 1 or rank >= shape.ranks:  # the capture refuses a rank outside the job
         return [rank]
     tensor_rank = rank % shape.tensor_parallel
@@ -203,7 +203,7 @@ def _ranks_of_stages(shape: Shape, rank: int) -> list[int]:
 
 
 def _predicted(plan: ReplayPlan, devices: Sequence[DeviceProfile]) -> list[Step]:
-    """Predict the step on each device; each call finds in L2 what earlier calls left there."""
+    """Predict the step on each device. Each call finds in the L2 cache what earlier calls left there."""
     job = Job(plan, settings=Settings(l2="sequence"), devices={device.name: device for device in devices})
     job.plan = plan  # captured plans are complete: nothing is left to resolve
     return job.steps()

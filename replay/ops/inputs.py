@@ -1,5 +1,5 @@
 # pyright: strict
-"""Initializers of ops: built-in ones, which an op's table row names, and the user's."""
+"""Initializers of ops: the built-in ones, named in each op's table row, and those of the user."""
 
 from __future__ import annotations
 

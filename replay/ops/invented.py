@@ -72,7 +72,7 @@ NARROW_BITS = 8
 multiply.
 """
 BITS_OF = {"bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "float4": 4, "int4": 4}
-"""Weight dtype that a user may name → bits."""
+"""Weight dtype that a user may choose → bits per weight."""
 
 
 class ExpertSizes(NamedTuple):
@@ -83,7 +83,7 @@ class ExpertSizes(NamedTuple):
     top_k: int
     bits: int
     by: Literal["user", "recording", "nothing"]
-    """Source of the sizes; the recorded time gives only an upper bound."""
+    """Where the sizes come from. The recorded time ("recording") gives only an upper bound."""
     text: str
 
 

@@ -93,7 +93,7 @@ KIN: tuple[tuple[str, str], ...] = (
     (r"(^|_)(cat|stack|concat)", "aten::cat"),
     (r"(^|_)pad", "aten::constant_pad_nd"),
 )
-"""Pattern searched in a stem → op whose cost rule is used; the first match decides."""
+"""Pattern searched in a name without affixes → op whose cost rule is used; the first match decides."""
 
 
 def stem_of(name: str) -> str:

@@ -190,7 +190,7 @@ class OpView:
         return self.args.value(*names)
 
     def _take(self, names: tuple[str, ...], *, tensor: bool) -> None:
-        """Assign the first of `names` to the next unnamed argument, if arguments have no names."""
+        """Give the next unnamed argument the first name in `names`, if the op's arguments have no names."""
         if not names or any(name in self.args for name in names):
             return
         if not self._by_order:

@@ -95,7 +95,7 @@ def is_reference(op_name: str) -> bool:
 
 
 def implemented() -> dict[str, tuple[str, ...]]:
-    """Return the op names with a reference implementation, by namespace. Imports torch."""
+    """Return, by namespace, the names of the ops that have a reference implementation. Imports torch."""
     known = [op.name for op in rows() if op.references]
     return {space: tuple(name for name in known if name.startswith(f"{space}::")) for space in LIBRARIES}
 

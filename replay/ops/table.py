@@ -90,7 +90,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     since: str
     """ISO date of the first library version with this schema; "" if no version is public."""
     run: Callable[..., Any]
-    """Function that is called with the schema's arguments that it reads; see `calls`."""
+    """Function that computes the op. It is called with those schema arguments that it reads; see `calls`."""
     fake: Callable[..., Any] | None
     """Function that returns the shapes and dtypes of the outputs. None if there are no outputs, or if `run` itself
     works on meta tensors.
@@ -128,7 +128,7 @@ class Row(msgspec.Struct):
     """Folder of `replay/ops` that holds the op's references."""
     cost: Cost | None = None
     uncosted: str = ""
-    """Reason why no time is predicted; totals leave out these ops and list them."""
+    """Reason why no time is predicted; totals exclude these ops, but list them."""
     inputs: str = ""
     """Comma-separated names of the initializers that fill the arguments.
 

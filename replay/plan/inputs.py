@@ -84,7 +84,7 @@ BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswit
 FLASHINFER_TRACE = Dialect(
     "flashinfer-trace", sniff=lambda o: False, read=lambda source, want: _flashinfer_trace(source.path)
 )
-"""FlashInfer-Trace; a trace is a folder, see `is_plan_folder`."""
+"""The format FlashInfer-Trace. A trace in this format is a folder, see `is_plan_folder`."""
 PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 """Kinds of plan files, in the order in which they are tried."""
 
@@ -549,7 +549,7 @@ def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_ord
 
 
 def _selected_names(trace: Trace, select: str) -> set[str]:
-    """Return the names of the ops that a selection includes before the filters."""
+    """Return the names of the ops that `select` selects, before any filter is applied."""
     from opreplay.replay.plan.select import selected_rows
 
     signatures: list[int] = trace.ops.signature[selected_rows(trace, select)].tolist()

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Makes a plan with outputs from a trace and a selection."""
+"""Makes a plan from a trace and a selection, with the metadata of each op's outputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_plan(
 
 
 def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:
-    """Return the results of calling the plan's ops on meta tensors, by op id."""
+    """Call the plan's ops on meta tensors, and return the result of each call by op id."""
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.policy import Policy
 

@@ -60,7 +60,7 @@ def moved_bytes(op: ReplayOp) -> float:
 
 
 def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
-    """Merge ops with the same id; counts and times add up."""
+    """Merge ops with the same id, and add up their counts and times."""
     parts: dict[str, list[ReplayOp]] = {}
     for op in plan.ops:
         parts.setdefault(op.id, []).append(op)

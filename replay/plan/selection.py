@@ -18,7 +18,7 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Names or shell globs (`aten::*mm`); empty keeps all."""
     exclude: tuple[str, ...] = ()
     top: int | None = None
-    """Maximum number of ops, those with the most recorded time; None keeps all."""
+    """Maximum number of ops. Those with the most recorded time are kept; None keeps all ops."""
     min_share: float | None = None
     """Minimum share of the recorded time, from 0 to 1."""
     phase: Phase | None = None

@@ -95,7 +95,7 @@ def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Ta
 
 
 def render(check: CheckResult, *, width: int) -> RenderableType:
-    """Render one row per checked property, followed by its failing cases."""
+    """Render a row for each checked property, with rows for its failing cases below it."""
     from rich.console import Group
     from rich.text import Text
 
@@ -190,7 +190,7 @@ def fidelity_view(fidelity: Fidelity) -> View:
 
 
 def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
-    """Return the check of reference implementations, for JSON."""
+    """Return the result of checking the reference implementations, as values for JSON."""
     return {
         "device": fidelity.device,
         "summary": fidelity_line(fidelity),
@@ -214,7 +214,7 @@ def fidelity_line(fidelity: Fidelity) -> str:
 
 
 def fidelity_markdown(fidelity: Fidelity) -> str:
-    """Return the check of reference implementations as Markdown."""
+    """Return the result of checking the reference implementations, as Markdown."""
     lines = [f"### opreplay check: {formats.escaped(fidelity_line(fidelity))}", ""]
     lines += [f"- {formats.code(row.op)}: {formats.escaped(end(row.detail, DETAIL_CHARS))}" for row in fidelity.failed]
     return "\n".join(lines) + "\n"

@@ -72,7 +72,7 @@ def _style(row: _Call) -> str:
 
 
 def notes(results: Sequence[OpResult]) -> list[str]:
-    """Return notes on collectives: what their times include, and which ran on other ranks."""
+    """Return notes on what collectives' times include, and on collectives not run exactly as recorded."""
     calls = of_collectives(results)
     if not calls:
         return []

@@ -23,7 +23,7 @@ HELD: dict[str, str] = {
     "warm": "its own data and code, as in a loop",
     "sequence": "what earlier calls left there",
 }
-"""`--l2` state → what caches contain when an op starts."""
+"""Value of `--l2` → what the caches contain when an op starts."""
 NAMED_FROM = 0.1
 """Minimum share of a total time at which an op with order-of-magnitude predictions is named."""
 
@@ -109,5 +109,5 @@ def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, 
 
 
 def coverage_facts(covered: Coverage) -> dict[str, float]:
-    """Return shares from 0 to 1 by prediction method."""
+    """Return prediction method → share of the recorded time that it predicts, from 0 to 1."""
     return {name: getattr(covered, name) for name in ("users", "rules", "invented", "bytes", "nothing")}

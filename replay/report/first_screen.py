@@ -24,7 +24,7 @@ from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
 LEAST, LARGE = 0.01, 0.1
-"""Minimum share of a class of work or label to be listed, and to be listed as a warning."""
+"""Minimum share at which a class of work or a label is listed, and at which a label is a warning."""
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
@@ -99,7 +99,7 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
 
 
 def warning_lines(where: Where | None) -> list[str]:
-    """Return the lines of the head that cast doubt on the recorded times."""
+    """Return those first lines of a report that warn against trusting the recorded times."""
     if where is None:
         return []
     coarse = [] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
@@ -148,7 +148,7 @@ def _beside_lines(where: Where, least: float) -> list[str]:
 
 
 def where_lines(where: Where, device: str | None) -> list[str]:
-    """Return lines on the recording, its classes of work, and the time in labels."""
+    """Return lines about the recording, its classes of work, and the time that belongs to labels."""
     head = _device_lines(where, device) if where.clock == "device" else _host_lines(where)
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:

@@ -41,7 +41,7 @@ PLURALS = {
     "step": "steps",
     "launch": "launches",
 }
-"""Grouping → name of its table, for groupings whose table has a different name."""
+"""Grouping → name of its table, for each grouping whose table is named differently."""
 
 
 def view_by(

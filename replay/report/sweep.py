@@ -83,7 +83,7 @@ def _range_text(times_us: Sequence[float]) -> str:
 
 
 def notes_of(case: Case) -> list[str]:
-    """Return the notes needed to trust the numbers of one call."""
+    """Return notes on what to know before trusting the numbers of one call."""
     result = case.result
     notes = [*_reason_notes(result), *case.unpredicted]
     notes += [note.what for note in result.assumptions if note.what.startswith(RESULTS_UNKNOWN)]
@@ -150,7 +150,7 @@ _NOTES = _OfCase("notes", lambda case: "; ".join(notes_of(case)))
 
 
 def _sizes(sweep: Cases) -> list[_OfCase]:
-    """Return columns for the named sizes of calls."""
+    """Return one column for each size that is named in the calls."""
     names = dict.fromkeys(name for case in sweep.cases for name in case.sizes)
     return [
         _OfCase(
@@ -187,7 +187,7 @@ def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
 
 
 def page_columns(sweep: Cases) -> list[_OfCase]:
-    """Return the columns of a call on a page."""
+    """Return the columns of the table of calls on an HTML page."""
     measured = [_MEASURED] if sweep.device is not None else []
     return [_NAME, *_sizes(sweep), *measured, *_predictions(sweep, ("bound", TEXT)), _INPUTS]
 

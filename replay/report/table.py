@@ -26,7 +26,7 @@ MIN_OP_WIDTH = 24
 HARD_MIN_OP_WIDTH = 8
 """Minimum width of the op column. To keep it, even numeric columns with drop priority 0 are dropped."""
 ONE_LINE_WIDTH = 34
-"""Minimum width for the name and distinguishing sizes of an op if each op has one line."""
+"""Minimum width of an op's name and distinguishing sizes, in a table with one line per op."""
 NAMES_WIDTH = 48
 """Maximum width, in characters, that a table reserves for long names."""
 LEAST_NAME = 18
@@ -75,7 +75,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """Displayed text of the cell; None to format the value with the unit."""
     style: str | Callable[[Row], str] = ""
     drop: float = 0
-    """Drop priority if the terminal is too narrow: highest number first; 0 is never dropped."""
+    """Drop priority if the terminal is too narrow: highest first; 0 is dropped only as a last resort."""
     named: bool = True
     """Whether the line below the table lists the column if it was dropped."""
     right: bool = False
@@ -338,7 +338,7 @@ def op_line(column: Column[Row], row: Row, space: int) -> Text:
 
 
 def _op_parts(column: Column[Row], row: Row) -> tuple[str, str, str]:
-    """Return name, detail, and style of the detail."""
+    """Return (name of the op, detail, style of the detail)."""
     detail = "" if column.detail is None else column.detail(row)
     return safe(column.value(row)), safe(detail), column.style_of(row) or "dim"
 

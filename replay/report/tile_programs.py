@@ -127,7 +127,7 @@ def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, A
 
 
 def value_text(row: CaseResult) -> str | float | None:
-    """Return "same", the largest absolute difference, or None if values were not compared."""
+    """Return "same" or the largest absolute difference; None if values were not compared."""
     if row.values is None:
         return None
     return "same" if row.values.same else row.values.error
@@ -450,7 +450,7 @@ def _name(row: CaseResult) -> str:
 
 
 def timeline(row: CaseResult) -> dict[str, Any]:
-    """Return the pipes of the busiest core as Chrome trace events, in microseconds."""
+    """Return the instructions on the pipes of the busiest core as Chrome trace events, in microseconds."""
     assert row.time is not None
     pipes = sorted({span.pipe for span in row.time.spans})
     rows = {pipe: i + 1 for i, pipe in enumerate(pipes)}

@@ -332,7 +332,7 @@ def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[Repl
 
 
 def _is_long(rec: RecordedArg, context: Context) -> bool:
-    """Check whether a list was not recorded because of its length."""
+    """Check whether the recording lacks a tensor list because the list is too long."""
     return rec.kind == "tensors" and rec.tensors is None and context.lists_recorded
 
 

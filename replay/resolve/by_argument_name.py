@@ -32,7 +32,7 @@ _WIDENS = {
     "Scalar[]": ("int[]", "float[]", "bool[]"),
     "float[]": ("int[]",),
 }
-"""Schema type → other types under which a file may list such an argument."""
+"""Type in the schema → other types that a file may give for such an argument."""
 
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:

@@ -42,7 +42,7 @@ def definition_of(name: str, overload: str) -> Path | None:
 
 
 def _place(name: str, overload: str) -> Path | None:
-    """Return the file that defines an op. The file of a `custom_op` is that of its function."""
+    """Return the file that defines an op; for a `custom_op`, the file that contains its function."""
     defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
     if defined is not None:
         code = getattr(inspect.unwrap(defined._init_fn), "__code__", None)

@@ -47,7 +47,7 @@ _CPU_RELATED = ("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU",
 
 _UNDECIDED: Any = object()
 _verdicts: dict[str, Reason | None] = {}
-"""Schema text, which is unique to an overload → cached verdict of the policy."""
+"""Text of a schema → cached verdict of the policy. Each overload has its own text."""
 _imported: dict[str, tuple[str, ...]] = {}
 
 
@@ -59,7 +59,7 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[OpSpec, ...] = ()
     resolved_by: Resolution = "jit"
     via: str | None = None
-    """Name of the overloads if it is not the recorded name."""
+    """Name of the overloads; None if they have the recorded name."""
     function: PythonFunction | None = None
     """Function that runs the op if no overload does."""
     reason: Reason | None = None

@@ -23,7 +23,7 @@ from opreplay.replay.resolve.policy import Policy
 TORCHS = frozenset({"aten", "prims", "quantized", "prim"})
 """Namespaces whose ops are implemented by torch itself."""
 UNINITIALIZED = ("empty", "new_empty", "resize")
-"""Prefixes of names of ops whose results are uninitialized memory."""
+"""If the name of an op begins like this, its results are uninitialized memory."""
 
 
 class OwnCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,10 +67,10 @@ SAFE_DESPITE_NAME: dict[str, str] = {
     "aten::unsafe_split": "same as split; unsafe for autograd's view tracking only",
     "aten::unsafe_split_with_sizes": "same as split_with_sizes; unsafe for autograd's view tracking only",
 }
-"""Ops that check their arguments although their name says unsafe → the reason."""
+"""Op that checks its arguments although its name contains "unsafe" → the reason to allow it."""
 
 REFUSED_ARGUMENTS: frozenset[str] = frozenset({"filename"})
-"""Argument names that make an op forbidden."""
+"""Names of arguments. An op that has one of them is forbidden."""
 
 FIXED_ARGUMENTS: dict[str, bool] = {"unsafe": False}
 """Arguments that may have only one value, as name → this value. The reason for `unsafe`: `segment_reduce(unsafe=True)`
@@ -201,7 +201,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Whether ops of c10d may be called (collective mode)."""
 
     def modules_for(self, namespace: str) -> tuple[str, ...]:
-        """Return the modules that may be imported for `namespace`; () if the user allowed none."""
+        """Return the modules that may be imported for `namespace`; () if none may be imported."""
         if namespace in self.allow_imports:
             return tuple(self.allow_imports[namespace].split(","))
         return (MODULE_OF[namespace],) if self.known_libraries and namespace in MODULE_OF else ()

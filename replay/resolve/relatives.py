@@ -127,7 +127,7 @@ class RelativesIndex:
         )
 
     def _dispatches(self, row: int) -> tuple[int, int]:
-        """Return (outermost, innermost) of the nested rows that record the same call."""
+        """Return (outermost row, innermost row) of the nested rows that all record the same call."""
         innermost = row
         for _ in range(MAX_DISPATCHES):
             rows = self._rows_in(innermost, MAX_INNER)
@@ -233,7 +233,7 @@ class RelativesIndex:
         return ancestors
 
     def _place(self, row: int) -> int:
-        """Return the number of earlier calls with a row's name and parent."""
+        """Return how many earlier calls have the same name and the same parent as a row."""
         place = int(self._places[row])
         before = self._by_group[max(0, place - MAX_PLACE) : place]
         before = before[self._groups[before] == self._groups[row]]
@@ -247,7 +247,7 @@ class RelativesIndex:
         return np.array(of_signatures, np.int64)[self._trace.ops.signature]
 
     def _inner(self, rows: list[int]) -> list[int]:
-        """Return the calls made by the children and their nested calls, a few levels deep."""
+        """Return the calls that the children make, and the calls nested in these, a few levels deep."""
         inner: list[int] = []
         level = rows[:MAX_INNER]
         for _ in range(INNER_DEPTH):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of calls given as text, one per size of a sweep; data types only."""
+"""Classes for the results of calls that were given as text, with one call per size of a sweep."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One op on one machine, the earliest run first."""
+    """The times of one op on one machine, the earliest run first."""
 
     id: str
     name: str

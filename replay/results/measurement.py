@@ -56,7 +56,7 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: WarningKind
     data: dict[str, float] = {}
-    """Numbers for the text; units are in the names."""
+    """Name → number, for the text of the warning; each name contains the unit."""
 
     def __str__(self) -> str:
         """Return text such as "few samples: 3 of 8", or only the kind if the file lacks the numbers."""
@@ -68,7 +68,7 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(warning: MeasureWarning | str) -> str:
-    """Return the kind of a warning; for older files, the text before the colon."""
+    """Return the kind of a warning; if it is text, as in older files, the part before the colon."""
     return warning.kind if isinstance(warning, MeasureWarning) else warning.partition(":")[0]
 
 

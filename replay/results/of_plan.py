@@ -156,7 +156,7 @@ def result_of(
 def collective_facts(
     plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]
 ) -> CollectiveFacts:
-    """Return sizes, and recorded, measured and simulated rates, of a collective."""
+    """Return the sizes of a collective, and its recorded, measured and simulated rates."""
     collective, ran = op.collective, outcome.collective
     assert collective is not None
     kind, size_bytes = collective.kind, collective.size_bytes

@@ -17,7 +17,7 @@ from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import Fidelity, Filling
 
 VALUES = "values"
-"""Argument name of assumptions that are about values rather than about one argument."""
+"""Name used in place of an argument's name, in assumptions about values in general."""
 OUTSIDE_DOMAIN = "earlier calls left arguments outside the op's domain; they were refilled before each call"
 NOT_FINITE = "results were not finite; they were refilled after each call"
 
@@ -63,5 +63,5 @@ def is_lost(reason: Reason | None) -> bool:
 
 
 def refill_notes(assumptions: Iterable[Assumption]) -> tuple[str, ...]:
-    """Return the notes on values of an op that a sequence had to refill between passes."""
+    """Return notes that say which values of an op a sequence had to refill before or after its calls."""
     return tuple(a.what for a in assumptions if a.argument == VALUES and a.what in (OUTSIDE_DOMAIN, NOT_FINITE))

@@ -101,12 +101,12 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     "call": measurements of this very call. "op": of other calls of the op. "family": of its kernel family. "": none.
     """
     slow_path: str | msgspec.UnsetType = msgspec.UNSET
-    """For a kernel: the slow path of the library that it takes; "" if none is known."""
+    """For a kernel: the slow path of its library that the kernel takes; "" if none is known."""
     nearby_factor: float | msgspec.UnsetType = msgspec.UNSET
     """For a kernel: factor by which measured kernels of similar size on the same SoC changed its time."""
 
     def times(self, factor: float) -> Simulated:
-        """Return the prediction with its time, band and terms multiplied."""
+        """Return the prediction with its time, band and terms multiplied by `factor`."""
         return msgspec.structs.replace(
             self,
             time_us=self.time_us * factor,
@@ -117,7 +117,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one CANN type by the recorded calls of one op."""
+    """All launches of one CANN kernel type by the recorded calls of one op."""
 
     type: str
     count: int
@@ -142,7 +142,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
     flops: float | None
     """Number of operations; 0 for a call that only moves data, None if unknown."""
     moved_bytes: int | None
-    """Bytes of reading each argument once and writing the result; None if unknown."""
+    """Bytes needed to read each argument once and to write the result; None if unknown."""
     dtype: str = ""
     """Dtype of the computation."""
     why: str = ""
@@ -293,7 +293,7 @@ class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
     If it is not 0, `waiting_us` is too low and `transfer_us` too high.
     """
     unmatched: int
-    """Number of calls without a counterpart on another given rank."""
+    """Number of calls that have no counterpart on another of the given ranks."""
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field="record"):
@@ -302,7 +302,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     job: str
     ranks: tuple[int, ...]
     world_size: int | None
-    """Recorded world size; None if no rank has it."""
+    """Recorded world size; None if no rank recorded it."""
     rank_from: str
     """Where the rank came from: "metadata", "file name", or "" for a trace that belongs to no job."""
     ops: int
@@ -313,7 +313,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     covered_share: float | None
     """Covered share of the recorded time; None if ranks have different clocks, because their times cannot be added."""
     clock: Literal["device", "host"] | None = None
-    """Clock of the ranks; None if they differ, or if no time was recorded."""
+    """Clock of the ranks' times; None if ranks have different clocks, or if no time was recorded."""
     recorded_us: float | None
     measured_us: float | None
     """Measured time; None if nothing was measured."""
@@ -340,7 +340,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     recorded_us: float
     """Recorded time of the replayed collectives, summed, including waiting for other ranks."""
     waits_recorded: int
-    """Number of replayed collectives that were waited for at the recorded point."""
+    """Number of replayed collectives for which the replay waited at the recorded point."""
     waits_inferred: int
     """Number of replayed collectives waited for before the first call that started after their recorded end."""
     waits_unknown: int
@@ -358,7 +358,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     `hidden_share_low` is the first decile. Both are None in older files.
     """
     calls_alone_us: float
-    """Sum of the calls in passes without collectives."""
+    """Sum of the times of all calls in a pass without collectives."""
     wall_alone_us: float
     """Wall time of a pass without collectives."""
     collectives_alone_us: float
@@ -392,7 +392,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Share of the step's recorded time that is not in the sequence."""
     passes: int
     sum_us: float | None
-    """Median over the passes of the sum of all calls; None if no pass was completed."""
+    """Total time of all calls of a pass, as the median over the passes; None if no pass was completed."""
     sum_low_us: float | None
     sum_high_us: float | None
     """Upper end of the 95 % interval of `sum_us`; None below six passes."""
@@ -458,14 +458,14 @@ Agreement = Literal["match", "differ", "not recorded", "other device"]
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran here compared with what the trace recorded, for one op."""
+    """Comparison, for one op, of what ran here with what the trace recorded."""
 
     kernels: Agreement
     """Agreement of the kernels' names and of their launches per call."""
     children: Agreement
     """Agreement of the names of the direct child ops, in order."""
     missing: tuple[str, ...] = ()
-    """Recorded kernels that did not run here; child ops if kernels cannot be compared."""
+    """Recorded kernels (or child ops, if kernels cannot be compared) that did not run here."""
     extra: tuple[str, ...] = ()
     """Kernels or child ops that ran here but were not recorded."""
     time_ratio: float | None = None
@@ -480,11 +480,11 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     recorded: int = 0
     """Number of arguments whose memory was recorded; for all others, the source is inferred."""
     results: int = 0
-    """Number of arguments that were a result of an earlier call."""
+    """Number of arguments that were the result of an earlier call."""
     views: int = 0
-    """Number of arguments that were the result of an earlier call, viewed with another shape."""
+    """Number of arguments that were a view, with another shape, of the result of an earlier call."""
     outside_arguments: int = 0
-    """Number of arguments that were a tensor from outside the sequence."""
+    """Number of arguments that came from outside the sequence."""
     remade: int = 0
     """Number of arguments newly created for their call."""
     outside: int = 0

@@ -16,13 +16,13 @@ from opreplay.replay.results.records import OpResult, Simulated
 MIN_TIME_RATIO, MAX_TIME_RATIO = 0.05, 50.0
 """Range of measured ÷ recorded or predicted ÷ recorded time in which both times of an op may be right."""
 LEAST_SHARE = 0.01
-"""Minimum share of the recorded time; smaller rows do not affect conclusions."""
+"""Rows with at most this share of the recorded time are ignored: they do not affect conclusions."""
 LARGE_SHARE = 0.02
 """Minimum share of a total for a row to affect the total."""
 UNEVEN = 10.0
-"""Ratio of mean to median from which a few calls account for nearly all of the time."""
+"""If the mean is at least this many times the median, a few calls take nearly all of the time."""
 MIN_CALLS_FOR_MEDIAN = 5
-"""Number of calls below which the median may be an interrupted call."""
+"""If an op has fewer calls than this, its median may be the time of an interrupted call."""
 SHORT_US = 5.0
 """Recorded time of a call in microseconds below which the call is shorter than many launches."""
 

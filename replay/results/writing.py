@@ -71,7 +71,7 @@ class JsonLinesSink:
 
     @classmethod
     def _locked(cls, path: str | Path, mode: Literal["ab", "xb"]) -> JsonLinesSink:
-        """Return a sink for a file, locked against other processes. Two writers would corrupt it."""
+        """Return a sink for a file. The file is locked, because two writing processes would corrupt it."""
         try:
             stream = Path(path).open(mode, buffering=0)  # noqa: SIM115 - the sink closes it
         except FileExistsError:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time any callable with the measuring engine of `run`."""
+"""Measure the time of any callable, with the measuring engine of `run`."""
 
 from __future__ import annotations
 

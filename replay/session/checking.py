@@ -20,7 +20,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 MOST_RECORDED = 8
-"""Maximum number of recorded calls that are tried; calls with the most time come first."""
+"""Maximum number of recorded calls that are tried. The calls that take the most time come first."""
 COPIES = 12
 """Maximum number of copies of arguments and results that a trial holds at once. A copy in float64 counts as two."""
 

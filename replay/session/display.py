@@ -36,7 +36,7 @@ class Shown:
     """
 
     _command: ClassVar[str] = ""
-    """Command or function that a page names as its origin."""
+    """Command or function that is named on a page as the page's origin."""
 
     def _view(self) -> View:
         """Return the object's view, from which every format is rendered."""

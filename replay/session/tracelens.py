@@ -176,7 +176,7 @@ class EventReplayer:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Return the keyword arguments; with `lazy`, those of the last `replay`."""
+        """Return the keyword arguments. If `lazy` is set, they are those of the last `replay`."""
         return self._ready.kwargs
 
     @property
@@ -243,7 +243,7 @@ def register_namespace(namespace: str, modules: str | Sequence[str] | None = Non
 
 
 def _patterns(init: Any) -> list[str]:
-    """Return the op names in an initializer's `op_patterns`; a single string is one name."""
+    """Return the op names in an initializer's `op_patterns`. A string stands for a single name."""
     patterns = getattr(init, "op_patterns", ())
     return [patterns] if isinstance(patterns, str) else list(patterns)
 

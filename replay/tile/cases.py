@@ -133,7 +133,7 @@ def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, .
 
 
 def _swept_values(sweep: str) -> tuple[str, tuple[Any, ...]]:
-    """Parse name and values of "rows=1,2,4"."""
+    """Parse the name and the values of a setting such as "rows=1,2,4"."""
     name, equals, right = sweep.partition("=")
     if not equals or not right.strip():
         raise UsageError(f"{sweep!r} does not set anything", hint="Write --set rows=1,2,4.")

@@ -72,7 +72,7 @@ def run_values(
 
 
 def as_meta(value: Any) -> Any:
-    """Return shape, dtype and strides of a tensor; return any other value unchanged."""
+    """Return the shape, dtype and strides of a tensor; return any other value unchanged."""
     if not hasattr(value, "stride"):
         return value
     return TensorMeta(
@@ -257,7 +257,7 @@ def _outcome(bound: Bound, device: DeviceProfile, arguments: Mapping[str, Any]) 
 
 
 def _run(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory]) -> None:
-    """Run all cores with one CPU thread, because tiles are too small for several threads."""
+    """Run the program on all cores; torch uses one CPU thread, because tiles are too small for several."""
     import torch
 
     threads = torch.get_num_threads()

@@ -156,7 +156,7 @@ def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> No
 
 
 def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
-    """Return file and line of the last instruction that stores to a tensor."""
+    """Return the file and the line of the last instruction that stores to a tensor."""
     for _, recording in runs.classes:
         for step in reversed(list(instructions(recording.steps))):
             if step.pipe in WRITES and step.memory == name:

@@ -109,7 +109,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     ranges: Mapping[str, tuple[float, float]] = msgspec.field(default_factory=dict[str, tuple[float, float]])
     """Size, integer setting, cores used or predicted time → lowest and highest measured value."""
     kinds: Mapping[str, Collection[str]] = msgspec.field(default_factory=dict[str, Collection[str]])
-    """Name of a tensor, string or flag → measured dtypes and layouts, or measured values."""
+    """Name of a tensor → measured dtypes and layouts; name of a string or flag → measured values."""
 
 
 def read_times(path: Path) -> tuple[Row, ...]:

@@ -51,13 +51,13 @@ class Schedule(msgspec.Struct):
     busy: dict[Pipe, float] = msgspec.field(default_factory=dict[Pipe, float])
     """Cycles in which each pipe is occupied or waits for memory."""
     occupied: dict[Pipe, float] = msgspec.field(default_factory=dict[Pipe, float])
-    """Cycles of each pipe's instructions back to back, with latencies hidden."""
+    """Cycles that the instructions of each pipe take back to back, with latencies hidden."""
     by_place: dict[int, float] = msgspec.field(default_factory=dict[int, float])
     """Busy cycles of each place in the source."""
     spans: list[Span] = msgspec.field(default_factory=list[Span])
     """The first instructions with their times, for timelines."""
     averaged: int = 0
-    """Number of loop repetitions that did not reach a steady state, so their mean was used."""
+    """Number of repetitions whose times are a mean, because their loop reached no steady state."""
 
 
 def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> tuple[float, float]:
@@ -114,7 +114,7 @@ class _Numbers:
         self.counted: set[int] = set()
 
     def count_turns(self, steps: Sequence[Step]) -> None:
-        """Record the number of rotating buffers at each place in the source."""
+        """Record, for each place in the source, the number of uses after which its buffers repeat."""
         for step in steps:
             if isinstance(step, Part):
                 if id(step.steps) not in self.counted:
@@ -193,7 +193,7 @@ class _State:
             pipes += [-1] * (len(self.numbers.slots) - len(pipes))
 
     def move(self, advance: Advance, times: int) -> None:
-        """Advance the buffers of places by `times` times `advance`."""
+        """Advance the buffers of each place in `advance` by `times` times the number given there."""
         turns = self.numbers.turns
         for place, by in advance:
             if place in turns:

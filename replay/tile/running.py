@@ -52,7 +52,7 @@ class CoreRuns(msgspec.Struct):
     cores: int
     """Number of cores that have work."""
     classes: list[tuple[int, Recording]]
-    """(number of cores, work of one of these cores), busiest first."""
+    """(number of cores, work that each of these cores does), busiest first."""
 
     @property
     def mixed(self) -> bool:
@@ -222,7 +222,7 @@ def memories(bound: Bound) -> dict[str, Memory]:
 
 
 def head_of(program: Program) -> tuple[str, int]:
-    """Return file and line where a program starts."""
+    """Return the file and the line where a program starts."""
     code = program.function.__code__
     return code.co_filename, code.co_firstlineno
 

@@ -123,7 +123,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     cores: int | None = None
     keep: int = 0
     every: bool = False
-    """Whether all loop iterations are run for the time, including those that repeat others."""
+    """Whether all loop iterations are run to compute the time, even those that repeat others."""
     measured: Path | None = None
     """Table of measured times. Its cases are evaluated, too, and it calibrates other predictions."""
     calibrations: Mapping[tuple[str, str], Calibration] = msgspec.field(

@@ -65,9 +65,9 @@ must take at most EVEN times the median.
 WIDE = 0.5
 """A gain is less certain if its range is wider than this share of the gain."""
 LEAST_ERROR = 0.01
-"""Minimum relative error of a predicted step time, which widens the range of a gain."""
+"""Minimum relative error assumed for a predicted step time. The error widens the range of a gain."""
 LARGE_ERROR = 0.05
-"""Relative error of the graph's step time above which every gain is less certain."""
+"""If the relative error of the graph's step time is larger than this, every gain is less certain."""
 _LEVELS: tuple[Certainty, ...] = ("high", "medium", "low")
 _PRODUCTS = frozenset({"GEMM", "convolution", "attention"})
 
@@ -82,7 +82,7 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     certainty: Certainty
     edit: Edited
     others: tuple[Edited, ...] = ()
-    """Edits for a worse and a better result of the change; they give the gain's range."""
+    """Edits for worse or better outcomes of the change. They give the range of the gain."""
     changed: Bools | None = None
     """Mask of the device tasks whose source locations are reported."""
     function: str = ""
@@ -416,7 +416,7 @@ class _Calls(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     work: CallWork
     may_be_tf32: bool
-    """Whether TF32 is possible: no kernel name says that float32 is multiplied exactly."""
+    """Whether the calls may use TF32: no kernel name shows that float32 is multiplied exactly."""
     roof_us: float
     bound: str
     nodes: Ints
@@ -475,7 +475,7 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
 
 
 def _shapes_text(signature: OpSignature) -> str:
-    """Return an op's name with the type and shape of its tensors, except tensors in lists."""
+    """Return an op's name with the types and shapes of its tensors. Tensors in lists are left out."""
     tensors: list[str] = []
     for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
         dtype = torch_dtype_name(spelled) if spelled else None
@@ -494,7 +494,7 @@ def _run_command(names: Names, op: str) -> str:
 
 
 def _scaled(graph: StepGraph, parts: Sequence[tuple[_Calls, Floats]]) -> Edited:
-    """Return an edit with the tasks of these calls scaled by the factors."""
+    """Return an edit in which the durations of these calls' tasks are multiplied by the given factors."""
     out = Edited.unchanged(graph)
     for calls, factors in parts:
         out.durations_us[calls.nodes] *= factors

@@ -54,7 +54,7 @@ PYTHON_US = 23.0 * HOST_RATIO
 is served. Therefore only the upper end of the band includes this time, and the step time excludes it.
 """
 GRAPH = ("graph", "cudagraph", "aclgraph")
-"""Changes that replay the whole step as one captured graph, which the host launches once."""
+"""Names of the change that replays the whole step as one captured graph, launched once by the host."""
 CHANGES = "Write 'PATTERN=0.5x', 'fuse OP,OP' or 'cudagraph'."
 OUTSIDE = "(in no module below the model)"
 """Row of the table for calls made by the outermost module itself, by a numbered module directly in it, or outside all
@@ -70,7 +70,7 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of a step on one device, in µs."""
 
     step_us: float
-    """From the completion of the previous step to the completion of this one."""
+    """Time from the completion of the previous step to the completion of this one."""
     low_us: float
     high_us: float
     """Upper end of the 80 % band, from the errors of kernel times, of the host time per call, and of launch
@@ -79,11 +79,11 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
     host_us: float
     """Time that the host takes to dispatch the step."""
     device_us: float
-    """From the start of the first kernel to the end of the last."""
+    """Time from the start of the first kernel to the end of the last one."""
     computing_us: float
     communication_us: float
     idle_us: float
-    """Rest of the step, in which the device waits for the host or is idle between two tasks."""
+    """Rest of the step: the device waits for the host, or is idle between two tasks."""
     bound: str
     """What bounds the step: "host", "device" or "both".
 
@@ -93,7 +93,7 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, with the time of the step on each device."""
+    """One change, with the resulting step time on each device."""
 
     change: str
     matched: int
@@ -118,7 +118,7 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     unpredicted: tuple[str, ...]
     """Ops of the calls without a prediction."""
     host_call_us: float
-    """Host time of a call that starts kernels and was not measured."""
+    """Host time assumed for a call that starts kernels and whose host time was not measured."""
     host_measured_calls: int = 0
     """Number of calls whose host time was measured."""
     socs: dict[str, CapturedTimes]
@@ -137,13 +137,13 @@ class _Calls(msgspec.Struct, frozen=True):
     kernels: Floats
     host_us: Floats
     host_band: Floats
-    """Factor of the 80 % band of each call's host time; 1.0 if that time was measured."""
+    """Factor of the 80 % band around each call's host time; 1.0 if that time was measured."""
     waits: Floats
     """1.0 for a call whose result the host needs, 0.0 for any other."""
     talks: Floats
     """1.0 for a collective, 0.0 for any other call."""
     host_scale: float
-    """Factor on the assumed host time of calls that were not measured."""
+    """Factor by which the assumed host times of calls that were not measured are multiplied."""
 
 
 def _whole_sequence(plan: ReplayPlan) -> RecordedSequence:

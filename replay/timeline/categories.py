@@ -32,7 +32,7 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     idle_before_first_task: float = 0.0
     """Time from the start of the step to its first device task."""
     idle_waiting_for_host: float = 0.0
-    """Idle because the next task was launched too late."""
+    """Idle time because the next task was launched too late."""
     idle_launch_latency: float = 0.0
     """Idle because the device took time to start the next task after its launch.
 
@@ -42,9 +42,9 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     idle_gaps_between_tasks: float = 0.0
     """Idle because the next task waited for another stream, or because of a gap between tasks of one stream."""
     idle_after_last_task: float = 0.0
-    """From the last device task to the end of the step."""
+    """Idle time from the end of the last device task to the end of the step."""
     idle_unknown_cause: float = 0.0
-    """All idle time if the clocks of host and device differ, so that causes are not certain."""
+    """All idle time, if the clocks of host and device differ. The causes are then uncertain."""
 
     @property
     def idle_for_host(self) -> float:
@@ -64,7 +64,7 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TOLD = 0.0005
-"""Minimum share of a step that is reported."""
+"""Minimum idle time that is reported, as a share of the step."""
 
 
 def _percent(share: float) -> str:

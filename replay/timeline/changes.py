@@ -45,7 +45,7 @@ _HINT = (
 )
 _GRAPH = ("cudagraph", "graph", "aclgraph")
 _WHOLE = re.compile(rf"({'|'.join(_GRAPH)}|overlap comm(unication)?|dtype .*|fuse .*)", re.IGNORECASE)
-"""Changes of the whole step, which cannot be combined with other changes by commas."""
+"""Pattern of changes of the whole step. Commas cannot combine such a change with other changes."""
 _WIDTHS = {
     "bf16": 2,
     "bfloat16": 2,
@@ -504,7 +504,7 @@ def outermost(names: Names, ops: Bools) -> Ints:
 
 
 def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
-    """Return the sum of the slices of each node; 0 for device nodes."""
+    """Return, for each node, the total time of its slices; 0 for device nodes."""
     total = np.concatenate([[0.0], np.cumsum(slice_us)])
     return total[graph.nodes.first_slice + graph.nodes.slices] - total[graph.nodes.first_slice]
 

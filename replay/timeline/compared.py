@@ -66,7 +66,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_us(self) -> tuple[float, float]:
-        """Return the length of a step before and after."""
+        """Return the length of a step (before, after)."""
         return self.sides(lambda step: step.step_us)
 
     @property
@@ -103,7 +103,7 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LEAST_STEPS = 3
-"""Minimum number of steps from which their variation is estimated."""
+"""Minimum number of steps needed to estimate how much steps vary."""
 LEAST_CHANGE = 5e-4
 """Paired steps count as equal if the logarithms of their ratios are all below this."""
 ERRORS = 2.0

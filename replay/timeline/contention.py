@@ -48,7 +48,7 @@ class Contention(msgspec.Struct):
         return cls(device.hbm_bytes_per_s * device.rates.hbm_efficiency, np.zeros(count), np.zeros(count))
 
     def needs(self, nodes: Sequence[int], terms_us: Mapping[str, float], time_us: float) -> None:
-        """Record the HBM share of tasks from the terms of their predicted time."""
+        """Set `hbm_share` of the given tasks, computed from the terms `terms_us` of their predicted time."""
         far_us = terms_us.get("hbm", 0.0) + terms_us.get(CORE_LOAD, 0.0)
         self.hbm_share[list(nodes)] = min(1.0, far_us / time_us) if time_us > 0 else 0.0
 
@@ -122,7 +122,7 @@ def _of_hbm(
 
 
 def _of_links(schedule: Schedule, durations_us: Floats, transports: Mapping[int, frozenset[str]]) -> Floats:
-    """Return, for each node, how much longer in µs it takes because collectives share links."""
+    """Return, for each node, by how many µs it gets longer because collectives share links."""
     lost = np.zeros(len(durations_us))
     nodes = sorted((node for node, used in transports.items() if used), key=lambda node: float(schedule.start_us[node]))
     running: list[int] = []

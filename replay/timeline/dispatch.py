@@ -221,7 +221,7 @@ def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:
 
 
 def _within(parents: Ints, rows: Ints) -> Ints:
-    """Return how many of the given rows each op contains; an op contains itself."""
+    """Return, for each op, how many of the given `rows` are the op itself or inside it."""
     out = np.zeros(len(parents), np.int64)
     while len(rows):
         np.add.at(out, rows, 1)

@@ -161,7 +161,7 @@ def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_
 
 
 def _signature_ids(trace: Trace, graph: StepGraph) -> dict[int, str]:
-    """Return the ids of the ops that own device work of the step, by signature."""
+    """Map each signature index to the op id, for the ops that own device work of the step."""
     owners = graph.nodes.owner[graph.nodes.owner >= 0]
     used: list[int] = np.unique(trace.ops.signature[owners]).tolist()
     return {index: signature_id(trace.signatures[index]) for index in used}

@@ -34,7 +34,7 @@ from opreplay.traces import Trace
 from opreplay.traces.links.steps import launching_calls
 
 MOST_FUNCTIONS = 5
-"""Maximum number of functions per step to try."""
+"""Maximum number of functions and gaps per step for which a change is tried."""
 SAME = 0.9
 """Minimum share of a function's time that an inner function must take to lend its name to the work."""
 _BUILT_IN = "<built-in"

@@ -83,7 +83,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     end_bytes: int
     allocations: int
     at_peak_by_op: dict[str, int]
-    """Live bytes at the peak by the op that allocated them, largest first."""
+    """Op → bytes that it allocated and that are live at the peak, largest first."""
     fits: dict[str, bool | None]
     """Whether the peak fits the memory of each simulated device; None if no result size is known.
 
@@ -201,13 +201,13 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
 
 
 class _Live(NamedTuple):
-    """Live bytes of results over the calls of a step."""
+    """How many bytes of results are live during the calls of a step."""
 
     peak: int
     peak_at: int
     """Number of the call at which the peak is first reached."""
     low: int
-    """Peak if activations from outside the step are alive only during their uses."""
+    """Peak if activations from outside the step are alive only while calls use them."""
     end: int
 
 
@@ -252,7 +252,7 @@ def _fitting(
 
 
 def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
-    """Return a verdict on whether a range of bytes fits into `room`, with its condition."""
+    """Return whether a range of bytes fits into `room`, as text that also names conditions."""
     if high <= room:
         return "fits"
     if peak <= room:
@@ -290,7 +290,7 @@ def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[
 
 
 def _tensor(ops: Sequence[ReplayOp], tensor: Outside) -> tuple[str, bool, TensorMeta | None]:
-    """Return (argument name, whether the op writes it, metadata) for an external tensor."""
+    """Return (argument name, whether the op writes to it, metadata) of an external tensor."""
     return tensors_of(ops[tensor.op])[tensor.argument]
 
 

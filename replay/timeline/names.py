@@ -37,7 +37,7 @@ class Names:
         self._modules: tuple[tuple[str, ...], Ints] | None = None
 
     def op(self, row: int) -> str:
-        """Return the name of an op row; `PYTHON` if there is none."""
+        """Return the name of the op in this row of `Trace.ops`; `PYTHON` for `NO_OP`."""
         return PYTHON if row == NO_OP else self._op_names[int(self.trace.ops.signature[row])]
 
     def task(self, node: int) -> str:
@@ -115,7 +115,7 @@ class Ranges(msgspec.Struct, frozen=True):
     track: Ints
 
     def of(self, track: int) -> Ranges:
-        """Return the ranges of one thread, outer before inner."""
+        """Return the ranges of one thread. An outer range comes before the ranges inside it."""
         rows = np.flatnonzero(self.track == track)
         rows = rows[np.lexsort((-self.dur_ns[rows], self.start_ns[rows]))]
         return Ranges(self.names, *(column[rows] for column in (self.label, self.start_ns, self.dur_ns, self.track)))

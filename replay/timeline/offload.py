@@ -129,7 +129,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
 
 
 def _outermost(trace: Trace, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return the rows of planned ops that are not inside another planned op."""
+    """Return the rows of the ops in the plan that are not inside another op in the plan."""
     table = trace.ops
     if not len(table):
         return np.empty(0, np.int64)

@@ -91,7 +91,7 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
 
 
 def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, float]:
-    """Return time on the path by innermost module, and by kind of wait; longest first."""
+    """Map each innermost module, and each kind of wait, to its time on the path; longest first."""
     modules = summed((row if isinstance(row, str) else names.module_of_op(row), us) for row, us in by_row.items())
     return dict(sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0])))
 
@@ -119,7 +119,7 @@ def _begin(graph: StepGraph, schedule: Schedule) -> float:
 
 
 def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> list[Slack]:
-    """Return device work that is not on the critical path, by op, most time first."""
+    """Return, by op, the device work that is not on the critical path; most time first."""
     slack = slack_us(graph, schedule, lags_us)
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     off = np.flatnonzero(device & (graph.nodes.name >= 0))

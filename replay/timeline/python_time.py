@@ -25,7 +25,7 @@ from opreplay.traces.links.parents import innermost_at
 
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
 LEAST_IDLE = 0.05
-"""Minimum idle time at the start or end of a step to get a note, as a share of the step."""
+"""Minimum idle time at the start or end of a step for a note about it, as a share of the step."""
 LOADER, LOADER_FILES = "enumerate(DataLoader)", "torch/utils/data/"
 """Prefix of the range in which torch's DataLoader makes a batch, and the folder of the DataLoader's code."""
 LEAST_NAMED = 0.3

@@ -49,7 +49,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per second of the whole job, if all pipeline stages are busy."""
     graph_tokens_per_s: float
     memory_bytes: int
-    """Bytes of tensors on the rank that has most, without workspaces."""
+    """Bytes of the tensors, without workspaces, on the rank with the most bytes."""
     fits: bool | None
     """Whether the tensors fit the device's memory; None if the memory size is unknown."""
     unpredicted_calls: int
@@ -64,7 +64,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Performance and memory of a model in several sizes on devices."""
+    """Performance and memory of a model in several sizes, on one or more devices."""
 
     model: str
     """Name of the model's config file."""

@@ -75,7 +75,7 @@ UNPREDICTED_BAND = 3.0
 the predicted tasks.
 """
 MIN_BAND_SHARE = 0.01
-"""Minimum relative error of a step, even if its graph reproduces the recording."""
+"""Minimum relative error of a step's predicted time, even if its graph reproduces the recording."""
 LEAST_PREDICTED = 0.5
 """Minimum share of computing time that must be predicted for the step to have an error band."""
 LATENCY_BAND = 2.0
@@ -148,16 +148,16 @@ class Predicted(msgspec.Struct):
     recorded_us: float = 0.0
     scaled_us: float = 0.0
     scaled_recorded_us: float = 0.0
-    """Recorded time of the tasks without a prediction, which are scaled."""
+    """Recorded time of the tasks without a prediction. These tasks are scaled."""
     kept_us: float = 0.0
     contention: Contention | None = None
-    """Demand of tasks for HBM and links, for slowdowns by concurrent collectives."""
+    """Demand of tasks for HBM and links. It determines how much concurrent collectives slow tasks."""
     latencies_assumed: bool = False
     """Whether launch latencies and gaps are assumed instead of recorded."""
     dispatch_us: Floats | None = None
     """Host time of each node for dispatching ops that the recording ran on the CPU. None if they ran on a device."""
     slices_us: Floats | None = None
-    """Host time of each slice of the step; None if as recorded."""
+    """Host time of each slice of the step; None for the recorded times."""
     collectives_us: tuple[float, float] = (0.0, 0.0)
     """Total time of collectives that have a prediction: (recorded time, which includes waiting; predicted time)."""
     notes: list[str] = msgspec.field(default_factory=list[str])
@@ -171,7 +171,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     nodes_us: Floats | None = None
     """Host time of each node of the graph."""
     dispatch_us: Floats | None = None
-    """Part of the host time that is dispatch of ops that ran on the CPU."""
+    """Part of `nodes_us` for the dispatch of ops that ran on the CPU in the recording."""
     slices_us: Floats | None = None
     """Host time of each slice of the step."""
 

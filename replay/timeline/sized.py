@@ -38,7 +38,7 @@ class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with an unknown number of tokens, in several sizes on devices."""
+    """A step whose number of tokens is unknown, in several sizes on one or more devices."""
 
     source: str
     rows: tuple[SizedStep, ...]

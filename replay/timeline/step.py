@@ -114,7 +114,7 @@ def _bound(graph: StepGraph, times: Categories) -> Bound:
 
 
 def _unknown_on_path(graph: StepGraph, schedule: Schedule) -> float:
-    """Return the waiting on the critical path that no recorded dependency explains, in µs."""
+    """Return the waiting time on the critical path, in µs, that no recorded dependency explains."""
     edges = graph.edges
     unexplained = (edges.unknown_us > 0) & np.isin(edges.kind, (LAUNCH, STREAM))
     if not unexplained.any():

@@ -86,7 +86,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """
     assumptions: tuple[str, ...] = ()
     socs_us: dict[str, float] = {}
-    """Step length after the same change on each simulated device."""
+    """Simulated device → step length after the same change."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -403,7 +403,7 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
     steps_us: dict[str, float]
     """Step length by device; devices on which no change matches anything are left out."""
     notes: dict[str, str]
-    """Text for each assumption, with the names of the devices for which it was made."""
+    """Assumption → note with the assumption and the names of the devices for which it was made."""
     matched: int
 
 

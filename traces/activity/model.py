@@ -76,7 +76,7 @@ class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """Row in `Trace.ops` if the collective is an op, otherwise -1."""
     on_device: bool = False
     of_bytes: bool = False
-    """Whether the file gives the size in bytes only, so that the dtype is a guess."""
+    """Whether the file gives the size only in bytes. The dtype is then a guess."""
     dur_us: float = 0.0
 
 
@@ -126,7 +126,7 @@ class WaitTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArrowTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Ends of flow arrows between host threads, in file order."""
+    """Start and end points of flow arrows between host threads, in file order."""
 
     kind: npt.NDArray[np.uint8]
     """Index into `ARROW_KINDS`."""
@@ -196,7 +196,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def none(cls, *, ops: int, kernels: int) -> Activity:
-        """Return the Activity of a profile that only records when its ops and device work ran."""
+        """Return the Activity of a profile that records no more than the times of its ops and device work."""
         return cls(
             names=(),
             calls=no_rows(CallTable),

@@ -49,7 +49,7 @@ _LOCAL = re.compile(
     r"layout|(?<!broad)cast|quant|permut|convert|scan|copy|fill|memset|zero|elementwise|check_?for_?nan|preprocess|histogram"
     r"|norm|softmax|index|top_?k|sort|rope|rotary|silu|gelu|(?<![a-z])(?:add|mul|sum|max)(?![a-z])"
 )
-"""Words that mark a kernel in a communication namespace as local to its device."""
+"""Words that show that a kernel in a communication namespace works only on its own device."""
 
 _COMPUTES = re.compile(
     r"gemm|gemv|mat_?mul|(?<![a-z])(?:b?mm|addmm|linear)(?![a-z])|grouped_?mm|attention|attn|flash_?(?:fwd|bwd|decod)"

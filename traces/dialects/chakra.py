@@ -32,7 +32,7 @@ SOURCE = "opreplay"
 """Value of the metadata key `source` in files that `replay.export.chakra` wrote."""
 _CALL = re.compile(r"[A-Za-z_]\w*::\w+")
 _MEMORY_WORK = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
-"""Lower-case prefix of the names of device copies and memsets → Kineto category."""
+"""Prefix, in lower case, of the name of a device copy or memset → its Kineto category."""
 
 
 class NodeType(IntEnum):
@@ -115,7 +115,7 @@ def _is_attribute(value: bytes) -> bool:
 
 
 _PLAUSIBLE: dict[int, Callable[[bytes], bool]] = {1: _is_version, 2: _is_attribute}
-"""Checks of the fields of `GlobalMetadata`, by field number."""
+"""Field number of `GlobalMetadata` → function that checks whether the field's bytes are plausible."""
 _LONGEST_METADATA = 32 << 20
 """Maximum size of the metadata in bytes; Chakra's text converter writes its whole input file as an attribute."""
 

@@ -23,7 +23,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     progress: Progress | None = None
     block_bytes: int | None = None
-    """Bytes of text to decode at a time; None for the dialect's default."""
+    """Number of bytes of text that are decoded at a time; None for the dialect's default."""
 
 
 class Dialect(msgspec.Struct, Generic[Read], frozen=True):
@@ -31,6 +31,6 @@ class Dialect(msgspec.Struct, Generic[Read], frozen=True):
 
     name: str
     sniff: Callable[[Opening], bool]
-    """Check whether a file with this beginning is of this kind; must not raise."""
+    """Function that checks whether a file that begins like this is of this kind; it must not raise."""
     read: Callable[[Source, Want], Read]
-    """Read an open file from its first byte and return its contents. Raises TraceError."""
+    """Function that reads an open file from its first byte and returns its contents. It raises TraceError."""

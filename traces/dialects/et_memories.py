@@ -18,7 +18,7 @@ _UNDEFINED = "nullptr"
 
 
 class MemoryColumn:
-    """Collects, in node order, a number for the start address of each tensor."""
+    """Collects one number per tensor, in node order. The number stands for the tensor's start address."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, str], int] = {}

@@ -28,7 +28,7 @@ _FIRST_KEY = re.compile(rb'\s*\{\s*"(\w{1,64})"\s*:')
 _SECOND_KEY = re.compile(rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"(\w{1,64})"\s*:')
 _ARRAY_END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*[,}])")
 _MOST_JOINED = 64
-"""Maximum number of pieces that are joined if a cut fell inside a node."""
+"""Maximum number of pieces that are joined again if a node was cut into pieces."""
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -121,7 +121,7 @@ class NodeStream(msgspec.Struct, kw_only=True):
             return bytes(view[: self.source.readinto(view)])
 
     def _head(self, limits: Limits) -> bytes:
-        """Read up to the array of nodes and return the bytes after its "["."""
+        """Read up to the array of nodes, and return those bytes already read that follow its "["."""
         text, searched, tries = b"", 0, 0
         while tries < _MOST_JOINED:
             for match in _NODES.finditer(text, searched):
@@ -229,7 +229,7 @@ def _whole_before_cut(piece: bytes) -> list[Node]:
 
 
 def _header(text: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object and remove its empty key; return None for anything else."""
+    """Parse a JSON object and remove its key ""; return None if the text is anything else."""
     try:
         value = msgspec.json.decode(text)
     except _UNDECODABLE:

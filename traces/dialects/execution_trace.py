@@ -112,11 +112,11 @@ class _Builder(msgspec.Struct, kw_only=True):
     launchers: list[tuple[int, list[int]]] = msgspec.field(default_factory=list)
     """For each kernel: the id of its parent node, and the ids of the nodes whose results it uses."""
     transfers: list[tuple[int, Node]] = msgspec.field(default_factory=list)
-    """(row of the kernel, node) for each kernel whose node has a communication type."""
+    """(row of the kernel, node) for each kernel whose node is of a communication type."""
     on_device: set[int] = msgspec.field(default_factory=set)
-    """Rows of ops with accelerator tensors as inputs."""
+    """Rows of the ops that have accelerator tensors among their inputs."""
     added_kernels: int = 0
-    """Number of kernels that were created without a node."""
+    """Number of kernels that were added although the file has no node for them."""
     phases: dict[tuple[str, object, object], tuple[int, int]] = msgspec.field(default_factory=dict)
     """(name, thread, call number) of an op that a converter split into phases → (last phase, row of the op)."""
     repairs: Counter[str] = msgspec.field(default_factory=Counter)

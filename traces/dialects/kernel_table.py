@@ -63,7 +63,7 @@ the column's name.
 """
 
 UNITS: dict[str, int] = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
-"""Time unit in brackets after a column's name → its length in nanoseconds."""
+"""Unit of time, as it stands in brackets after a column's name → nanoseconds in one unit."""
 TIMES: tuple[str, ...] = ("duration", "start", "wait")
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?\Z")
 _UNIT = re.compile(r"\((\w+)\)\Z")

@@ -89,7 +89,7 @@ def _name_of(device: dict[str, Any]) -> str:
 
 
 def _process_groups(listed: object) -> int:
-    """Return the number of listed groups with distinct members; 0 if none are listed."""
+    """Return the number of listed groups, counting groups with the same members once; 0 if none are listed."""
     members = (group.get("ranks", group.get("pg_name")) for group in _list(listed) if isinstance(group, dict))
     return len({msgspec.json.encode(group) for group in members})
 

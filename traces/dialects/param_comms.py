@@ -17,7 +17,7 @@ from opreplay.traces.limits import Limits, too_large
 MAX_BYTES = 512 << 20
 MAX_ENTRIES = 2_000_000
 MARKS = ("init", "wait", "barrier_init", "destroy")
-"""Entries that move no data: they only set up or wait."""
+"""Names of entries that move no data but only set something up, wait, or clean up."""
 
 
 class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
 
 
 def _entries(path: str | Path, limit: int) -> list[dict[str, Any]]:
-    """Return the objects of the list. Raises like `read_comms_trace`."""
+    """Return the objects of the file's JSON list. Raises the same errors as `read_comms_trace`."""
     try:
         entries = msgspec.json.decode(read_regular(path, MAX_BYTES), type=list[dict[str, Any]])
     except OSError as error:
@@ -101,7 +101,7 @@ def _duration_us(entry: dict[str, Any]) -> float:
 
 
 def _groups(entries: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of each group that an `init` entry defines, by `pg_id`."""
+    """Return pg_id → ranks of the group, for each group that an `init` entry defines."""
     ranks_by_group: dict[int, tuple[int, ...]] = {}
     for entry in entries:
         number = _count(entry.get("pg_id"))

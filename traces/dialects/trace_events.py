@@ -348,7 +348,7 @@ def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], 
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
-    """Remove waits and markers from the device rows, and count data movement as copies."""
+    """Remove waits and markers from the device rows, and set the category of data movement to memcpy."""
     waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
     copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
     is_work = ~waits[table["name"]]

@@ -21,9 +21,9 @@ Tokens = npt.NDArray[np.int64]
 GRAM = 6
 """Minimum number of consecutive equal tokens needed to locate a run that does not continue a previous run."""
 MOST_CANDIDATES = 64
-"""Maximum number of positions examined per `GRAM` tokens."""
+"""Maximum number of positions that are examined for each sequence of `GRAM` tokens."""
 WINDOW = 32
-"""Maximum number of missing or added tokens between two consecutive runs."""
+"""Maximum number of tokens that may be missing or added between two consecutive runs."""
 _LEAST_RESUMED = 2
 
 
@@ -35,7 +35,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     length: int
     places: tuple[int, ...]
-    """The position in the short sequence, or all positions that match equally well."""
+    """The position in the short sequence; several positions if they match equally well."""
 
 
 class Aligner:
@@ -89,7 +89,7 @@ class Aligner:
         return None
 
     def _common(self, long: Tokens, at: int, place: int) -> int:
-        """Return how many tokens of the two sequences are equal, starting at these positions."""
+        """Return how many tokens are equal in both sequences, from position `at` and from position `place` on."""
         done, step = 0, 64
         longest = min(len(long) - at, len(self._short) - place)
         while done < longest:

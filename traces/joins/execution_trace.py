@@ -76,7 +76,7 @@ def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
 
 
 def _sequences(ops: OpTable) -> list[Rows]:
-    """Return the rows of each track, with enclosing ops before the ops inside them."""
+    """Return the rows of each track in order; an enclosing op comes before the ops inside it."""
     if ops.parent is None:
         order = np.lexsort((-ops.dur_ns.astype(np.int64), ops.start_ns, ops.track))
     else:

@@ -52,7 +52,7 @@ _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
 """
 HINT = "give the profile of the graph capture with --set capture=FILE"
 MAX_CANDIDATES = 64
-"""Maximum number of files next to a trace that are searched for captures."""
+"""Maximum number of files in the folder of a trace in which captures are searched for."""
 MAX_SHOWN = 3
 """Maximum number of captures or capture files named in one line."""
 MAX_ADDED_ROWS = 20_000_000
@@ -82,7 +82,7 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
         return all(name is not None for name, kind in zip(self.names, self.kinds, strict=True) if kind == "kernel")
 
     def ops(self) -> tuple[OpSignature | None, ...]:
-        """Return the op of each launch; two captures with equal ops are interchangeable."""
+        """Return the op of each launch. Captures for which all these ops are equal are interchangeable."""
         of = self.source.ops.signature[self.rows]
         return tuple(None if at < 0 else self.source.signatures[of[at]] for at in self.owners.tolist())
 
@@ -236,7 +236,7 @@ def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) ->
 
 
 class _Known:
-    """Captures, looked up by the kinds and names of their launches."""
+    """Finds captures by the kinds and names of their launches."""
 
     def __init__(self, captures: Sequence[Capture]) -> None:
         self._captures = captures
@@ -439,7 +439,7 @@ class _Table:
         return of[part.signature] if len(of) else np.empty(0, np.int64), innermost_parent(part)
 
     def made(self) -> OpTable:
-        """Return all rows as a table; calls inside graphs take no host time."""
+        """Return the table with all rows. Calls inside graphs have a host time of 0."""
         ops = self._trace.ops
         added = [
             np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)
@@ -449,7 +449,7 @@ class _Table:
         signature, start, track = added
 
         def longer(column: npt.NDArray[Any] | None, value: Any) -> npt.NDArray[Any] | None:
-            """Return an optional column with this value for the added calls."""
+            """Return the column extended by `value` for each added call; None if there is no column."""
             return None if column is None else np.concatenate([column, np.full(len(start), value, column.dtype)])
 
         rows = np.concatenate([np.arange(len(ops)), np.full(len(start), -1)])
@@ -501,7 +501,7 @@ def capture_candidates(trace: Trace) -> list[Path]:
 
 
 def captures_in_folder(folder: Path) -> list[Path]:
-    """Return the files in a folder whose names suggest a capture, by name."""
+    """Return the files of a folder whose names suggest a capture, sorted by name."""
     return sorted(
         file
         for file in folder.iterdir()

@@ -141,7 +141,7 @@ def _informed(trace: Trace, joined: DetailsJoin) -> Trace:
 
 
 def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
-    """Return the rows of `Trace.kernels` that are NPU tasks, by name, sorted by start."""
+    """Return name → rows of `Trace.kernels` that are NPU tasks with this name, sorted by start."""
     kernels = trace.kernels
     tasks = np.flatnonzero(kernels.category == _TASK)
     by_name: dict[str, list[int]] = defaultdict(list)
@@ -196,7 +196,7 @@ class _Rows:
     def _same_start(
         self, rows: list[int], tasks: list[int], start_ns: np.ndarray, timed: list[Pair]
     ) -> tuple[list[int], list[int]]:
-        """Add pairs with equal starts to `timed`; return (rows left, tasks left)."""
+        """Add each pair (row, task) with equal starts to `timed`; return (remaining rows, remaining tasks)."""
         starts = start_ns[tasks]
         taken = np.zeros(len(tasks), bool)
         open_rows: list[int] = []

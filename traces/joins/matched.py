@@ -17,7 +17,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     shift_us: float
-    """Time added to the rank's times, in addition to its base time."""
+    """Time that is added to the rank's times, in addition to the trace's base time."""
     corrected: bool
     """Whether the clock was shifted; False if times are used as recorded."""
     by: int
@@ -25,7 +25,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     spread_us: float
     """Median difference that remains between the ends of the shared collectives; 0 if no collectives are shared."""
     against: int | None = None
-    """Reference rank; None for the first rank of each set of ranks that share collectives."""
+    """The reference rank. None for the first rank of each set of ranks that share collectives."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class RankSum(msgspec.Struct, frozen=True, kw_only=True):
     waiting_us: float
     transfer_us: float
     late: int
-    """Number of collectives that this rank began last."""
+    """Number of collectives in which this rank was the last to begin."""
     late_us: float
     """Total time from the start of the last other rank to the start of this rank, over the `late` collectives."""
 

@@ -31,7 +31,7 @@ ENOUGH = 3
 MOST_SHIFTS = 4000
 MOST_SPLIT = 512
 _MEET = 0.9
-"""Minimum share of calls that must overlap in time on both ranks for a match by order."""
+"""Matching two ranks' calls by order requires that at least this share of them overlaps in time."""
 _WRONG_SIZES = 0.1
 """Maximum share of calls with different sizes among calls matched only by order. Above it, the match is rejected."""
 
@@ -49,7 +49,7 @@ class RankCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Known = dict[int, tuple[RankCall, ...]]
-"""The calls of each rank, with times on the shared clock."""
+"""Rank → its calls, with times on the shared clock."""
 _Group = tuple[str | None, str | None, int]
 """(group name, members as recorded, stream if both are missing)."""
 
@@ -178,7 +178,7 @@ def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Match calls by order: each rank's calls with the calls of the rank that has most calls."""
+    """Match calls by their order: those of each rank with those of the rank that has the most calls."""
     longest = max(group, key=lambda rank: (len(group[rank]), -rank))
     rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
     how: How = "order"

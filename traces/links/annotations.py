@@ -156,7 +156,7 @@ _BATCHES = (
     (_CAPTURE, _of_capture),
     (_KEYED, _of_keys),
 )
-"""(Pattern of an annotation, function that returns its batch)."""
+"""(pattern for annotations, function that returns the batch of an annotation that matches the pattern)."""
 
 
 def is_unread(name: str) -> bool:

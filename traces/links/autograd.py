@@ -15,10 +15,10 @@ _OF_BACKWARD = ("autograd::engine", "torch::autograd::")
 
 
 class AutogradCalls(NamedTuple):
-    """Masks over all calls: whether autograd recorded a node, and whether that is unknown."""
+    """Masks over all calls: where autograd recorded a node, and where it is unknown whether it did."""
 
     recorded: npt.NDArray[np.bool_]
-    """Whether autograd recorded a node: gradients were on, and an input required them."""
+    """Whether autograd recorded a node, because gradients were on and an input required them."""
     assumed: npt.NDArray[np.bool_]
     """Whether gradients were on but it is unknown if an input required them; False for calls in `recorded`."""
 

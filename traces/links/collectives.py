@@ -295,7 +295,7 @@ def _record(activity: Activity, described: int, recorded: int) -> Collective | N
 
 
 def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
-    """Return the call with the kind and sizes of the op that requested it."""
+    """Return `call` with the kind and sizes of the op that requested the collective."""
     signature = trace.signatures[int(trace.ops.signature[op])]
     kind = operation_of(signature.name)
     sizes = None if kind is None or kind == "send_recv" else sizes_of_tensors(kind, signature)

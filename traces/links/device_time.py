@@ -31,7 +31,7 @@ _FEW_EARLY = 0.1
 """Share of launched kernels that start early from which clock differences count as the cause."""
 _NEVER = np.iinfo(np.int64).max
 _SAMPLE = 1 << 12
-"""Number of kernels sampled first, to detect ids that are shared by many kernels."""
+"""Number of kernels that are examined first, in search of ids that many kernels share."""
 _MANY_SHARING = 8
 """Number of kernels from which an id counts as shared. No file has so many profiler runs that each use the id once."""
 _FEWEST_SHARING = 3

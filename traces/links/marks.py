@@ -22,7 +22,7 @@ class UnannotatedCall(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int
     kind: str
     elements: frozenset[int]
-    """Element counts that the call's annotation may give; empty if the call records none."""
+    """Numbers of elements that the call's annotation may state; empty if the call records none."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

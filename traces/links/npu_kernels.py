@@ -14,7 +14,7 @@ TENSORS = 4
 
 
 class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one kernel type on one core type by the calls of one op."""
+    """All launches by the calls of one op that have the same kernel type and core type."""
 
     type: str
     core: str

@@ -149,7 +149,7 @@ def _by_depth(start: Rows, end: Rows) -> Rows:
 
 
 def _by_stack(start: Rows, end: Rows) -> Rows:
-    """Return the parents of intervals that may overlap."""
+    """Return the parent of each interval. Unlike in `_by_depth`, intervals may overlap without nesting."""
     parents = np.full(len(start), -1, np.int64)
     open_: list[int] = []
     starts, ends = start.tolist(), end.tolist()
@@ -184,7 +184,7 @@ def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
     seeking = np.flatnonzero(at >= 0)
     seeking = seeking[end[at[seeking]] < times[seeking]]
     latest = [end]
-    """Latest end within consecutive blocks of 1, 2, 4, ... intervals."""
+    """Latest end in each block of consecutive intervals, for blocks of 1, 2, 4, ... intervals."""
     while len(latest[-1]) > 1:
         below = latest[-1] if len(latest[-1]) % 2 == 0 else np.append(latest[-1], np.iinfo(np.int64).min)
         latest.append(np.maximum(below[::2], below[1::2]))

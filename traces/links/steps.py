@@ -53,7 +53,7 @@ trace marks no steps or some of its calls are lost.
 
 
 class ComparedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of two traces to compare."""
+    """Those steps of two traces that are compared with each other."""
 
     by: PairedBy
     before: tuple[Step, ...]
@@ -75,7 +75,7 @@ def compared_steps(before: Trace, after: Trace) -> ComparedSteps:
 
 
 def _by_number(steps: Sequence[Step]) -> dict[tuple[int, int], Step]:
-    """Return the numbered steps by (number, occurrence), because a number may be reused."""
+    """Return (number, occurrence) → step for numbered steps; a number may occur several times."""
     seen: Counter[int] = Counter()
     out: dict[tuple[int, int], Step] = {}
     for step in steps:
@@ -128,7 +128,7 @@ def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
 
 
 def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], track: int) -> npt.NDArray[np.int64]:
-    """Return the sorted start times of a thread's ops; they are cached in `known`."""
+    """Return the sorted start times of the ops of a thread, and cache them in `known`."""
     if track not in known:
         known[track] = np.sort(trace.ops.start_ns[trace.ops.track == track])
     return known[track]

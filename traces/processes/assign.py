@@ -419,7 +419,7 @@ def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, comp
 
 
 def _tracks_of_kernels(data: EventColumns, of_track: Array, of_kernel: Array) -> None:
-    """Assign each track whose device rows all belong to one process to that process."""
+    """If all device rows of a track belong to the same process, assign the track to this process."""
     low = np.full(len(of_track), np.iinfo(np.int64).max)
     high = np.full(len(of_track), -2)
     np.minimum.at(low, data.kernel_track, of_kernel)

@@ -15,7 +15,7 @@ MAX_CHANCE_CONTRADICTIONS = 3
 or may have happened before the recording.
 """
 RARE = 0.02
-"""Share of rows that may contradict an assumption about ids and launches by chance."""
+"""Maximum share of rows that may, by chance, contradict an assumption about ids and launches."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -60,7 +60,7 @@ def match_launches(
 
 
 def groups_of(values: Array, chosen: Array) -> list[Array]:
-    """Return the chosen positions, grouped by distinct value."""
+    """Return the chosen positions in groups: one group for each distinct value at these positions."""
     order = chosen[np.argsort(values[chosen], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1) if len(order) else []
 

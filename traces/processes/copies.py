@@ -67,7 +67,7 @@ def _copied_others(table: Columns) -> Array:
 
 
 def _rows_of_repeated_starts(table: Columns) -> Array:
-    """Return the rows whose start equals that of another row of the table."""
+    """Return the rows that have the same start as another row of the table."""
     start = table.peek("start")
     ordered = np.sort(start)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -78,7 +78,7 @@ def _rows_of_repeated_starts(table: Columns) -> Array:
 
 
 def _copies(table: Columns, rows: Array) -> Array:
-    """Return the rows that equal an earlier row in all columns."""
+    """Return those of the rows for which an earlier row has the same values in all columns."""
     if len(rows) < 2:
         return rows[:0]
     key = np.zeros(len(rows), np.uint64)

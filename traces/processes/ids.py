@@ -31,7 +31,7 @@ _NAMESPACES: tuple[tuple[tuple[str, str], ...], ...] = (
     (("ops", "seq"),),
     (("ops", "rf"),),
 )
-"""Groups of (table, column) whose ids are compared with each other."""
+"""Groups of columns, each column given as (table, column). Only ids of the same group are compared."""
 
 
 def separate_processes(got: Collector) -> MergedProcesses | None:

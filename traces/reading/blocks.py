@@ -16,7 +16,7 @@ SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 ARRAY_END = re.compile(rb"\}\s*(,?)\s*\]")
 _SPACE = b" \t\r\n"
 _GAP_BYTES = 4096
-"""Maximum bytes of white space searched on either side of the comma between two events."""
+"""Before and after the comma between two events, at most this many bytes of white space are searched."""
 
 
 def last_separator(buf: bytearray | bytes, lo: int, hi: int) -> tuple[int, int] | None:
@@ -93,7 +93,7 @@ class Buffer:
         return memoryview(data)[lo - 1 : cut + 1], covered
 
     def unbracket(self, cut: int, covered: tuple[int, int]) -> None:
-        """Restore the two bytes that `bracket` replaced."""
+        """Put back the two bytes that were replaced by `bracket`."""
         self.data[self.lo - 1], self.data[cut] = covered
 
     def text(self, start: int, stop: int) -> bytes:

@@ -40,7 +40,7 @@ _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
 """Number of kernels after which flow events (a tenth of a GPU trace) are skipped, if all have a correlation id."""
 UNDECIDED_ARROWS = 1 << 19
-"""Maximum number of flow events held (8 MB) before it is known whether kernels need them."""
+"""Maximum number of flow events in memory (8 MB) as long as it is unknown whether kernels need them."""
 
 
 class Interned(dict[Any, int]):
@@ -92,7 +92,7 @@ class Tracks(dict[tuple[Any, Any], int]):
 
 
 class _CallKinds(dict[bytes, int]):
-    """Maps the name of a runtime call to `fields.call_kind`."""
+    """Cache that maps the name of a runtime call to the result of `fields.call_kind`."""
 
     def __missing__(self, name: bytes) -> int:
         if len(self) >= _MOST_CALL_NAMES:
@@ -177,7 +177,7 @@ class Collector:
         """
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
-        """Whether flow events were skipped because all of the first kernels have correlation ids."""
+        """Whether flow events were skipped because each of the first kernels has a correlation id."""
         tensors: dict[str, Kind] = {"tensors": "index"} if self.timed else {}
         self.notes = Columns(**_SPAN, **tensors)
         self.uncorrelated = False
@@ -216,7 +216,7 @@ class Collector:
         return enough and not self.uncorrelated
 
     def skip_arrows(self) -> None:
-        """Drop the flow events in `arrows`; later ones are only counted."""
+        """Drop the flow events in `arrows`. From now on, flow events are only counted."""
         self.arrows_skipped = True
         for name in self.arrows.kinds:
             self.arrows.take(name)
@@ -256,7 +256,7 @@ class Collector:
         )
 
     def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
-        """Add the events of one block, which are also given grouped by class. Raises TooLarge."""
+        """Add the events of one block; `groups` has the same events grouped by class. Raises TooLarge."""
         wanted: dict[Any, list[type[Struct]]] = {}
         for cls, members in groups.items():
             category, handle = self._handlers.get(cls) or self._handler(cls)

@@ -177,7 +177,7 @@ class Columns:
         self.zeroed = 0
         """Number of rows whose duration is unreadable or negative, and counts as 0."""
         self.inexact = False
-        """Whether some time was a float too large to be exact."""
+        """Whether at least one time was a floating-point number too large to be exact."""
         self._first = next(iter(kinds))
 
     def __len__(self) -> int:
@@ -212,7 +212,7 @@ class Columns:
         return self._durations(array) if kind == "span" else array
 
     def append(self, arrays: dict[str, Array]) -> None:
-        """Add rows from another process that are already arrays."""
+        """Add rows that another process read and that are already in arrays."""
         self.flush()
         for name, array in arrays.items():
             self._columns[name].extend(self._durations(array) if self.kinds[name] == "span" else array)
@@ -248,12 +248,12 @@ class Columns:
         self.append({name: smallest(column, _TYPES[kind]) for (name, kind), column in known})
 
     def peek(self, name: str) -> Array:
-        """Return one whole column, which stays in the table and must not be modified."""
+        """Return one whole column. It stays in the table, so it must not be modified."""
         self.flush()
         return self._columns[name].view()
 
     def put(self, name: str, values: Array) -> None:
-        """Replace a column with equally many new values."""
+        """Replace the values of a column by equally many new ones."""
         self.flush()
         column = _Growing(_TYPES[self.kinds[name]][0])
         column.extend(smallest(values, _TYPES[self.kinds[name]]))

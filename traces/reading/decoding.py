@@ -44,7 +44,7 @@ class EventDecoder:
         self.bases = fields.bases(columns)
         self.exact = False
         self.version = 0
-        """Incremented with every change of `bases`."""
+        """Number that is increased with every change of `bases`."""
         self.old_spelling = False
         self.losses: Counter[str] = Counter()
         self.pairs = False
@@ -210,7 +210,7 @@ class EventDecoder:
         return event if self.pairs and _phase(event) in PHASES else self.typed(event)
 
     def typed(self, event: fields.AnyEvent) -> Struct:
-        """Return the struct into which the fast decoder would have decoded an event."""
+        """Convert an event to the struct that the fast decoder would have returned for it."""
         cat = event.cat
         if not isinstance(cat, str):
             return self._uncategorised(event)
@@ -223,7 +223,7 @@ class EventDecoder:
         return cls(**values)
 
     def _class_for_unknown(self, cat: str) -> type[Any]:
-        """Return the class of a new category, or the shared class once the limit is reached."""
+        """Return the class for a category seen for the first time, or a shared class above the limit."""
         if cat in self._learned or len(self._learned) >= MAX_LEARNED_CATEGORIES:
             return self.uncategorised[OTHER_CATEGORY]
         self._learned.append(cat)

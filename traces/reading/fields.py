@@ -136,7 +136,7 @@ class OpArgs(Struct, gc=False, frozen=True):
 
 
 class OldOpArgs(Struct, gc=False, frozen=True):
-    """Arguments of a host-side op in the spelling of torch up to 1.8."""
+    """Arguments of a host-side op, with keys as torch up to 1.8 spells them."""
 
     ext: Any = field(name="External id", default=-1)
     dims: Raw = field(name="Input dims", default=NONE)
@@ -165,7 +165,7 @@ class KernelArgs(Struct, gc=False, frozen=True):
 
 
 class SizedKernelArgs(KernelArgs, gc=False, frozen=True):
-    """Arguments of device work with the launch grid, which CUDA kernels record."""
+    """Arguments of device work, including the launch grid that CUDA kernels record."""
 
     grid: Any = None
 
@@ -184,7 +184,7 @@ class CallArgs(LaunchArgs, gc=False, frozen=True):
 
 
 class TimedCallArgs(CallArgs, gc=False, frozen=True):
-    """Arguments of a runtime call with the id in the NPU's task queue."""
+    """Arguments of a runtime call, including its id in the NPU's task queue."""
 
     queue: Any = field(name="correlation_id", default=None)
 
@@ -337,7 +337,7 @@ class Launch(Struct, gc=False, frozen=True):
 
 
 class Call(Launch, gc=False, frozen=True):
-    """A runtime or driver call with the kernel that it launches, if recorded."""
+    """A runtime or driver call, and the kernel that it launches if this is recorded."""
 
     args: CallArgs = CallArgs()
 
@@ -408,7 +408,7 @@ KIND_BASES: dict[str, type[Struct]] = {
     **dict.fromkeys(NOTE_TAGS, Note),
     **dict.fromkeys(SKIP_TAGS, Skipped),
 }
-"""Category → struct with the fields to keep from its events."""
+"""Category → struct class with those fields that are kept of an event of this category."""
 WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
     "numbers": dict.fromkeys(OP_TAGS, NumberedOp),
     "calls": {**dict.fromkeys(LAUNCH_TAGS, Call), **dict.fromkeys(KERNEL_TAGS, SizedKernel)},
@@ -431,13 +431,13 @@ If several requested columns replace the same struct, the last one takes effect.
 
 
 def bases(columns: frozenset[Column]) -> dict[str, type[Struct]]:
-    """Map categories to the structs that keep these requested columns."""
+    """Map each category to the struct class that has the requested optional columns."""
     wanted = (more for column, more in WANTED_BASES.items() if column in columns)
     return {cat: base for some in (KIND_BASES, *wanted) for cat, base in some.items()}
 
 
 def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
-    """Map categories to struct classes that msgspec selects by the event's "cat"."""
+    """Map each category to a struct class; msgspec selects the class by the event's "cat"."""
     return {
         cat: msgspec.defstruct(f"Event{i}", [], bases=(base,), tag=cat, tag_field="cat", gc=False, frozen=True)
         for i, (cat, base) in enumerate(categories.items())

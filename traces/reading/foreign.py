@@ -22,7 +22,7 @@ _TABLES = "For Ascend, opreplay reads kernel_details.csv and op_summary_*.csv ne
 
 
 class Foreign(NamedTuple):
-    """The kind of a file, with "a" or "an", and advice for the user."""
+    """Description of a kind of file, beginning with "a" or "an", and advice for the user."""
 
     what: str
     hint: str

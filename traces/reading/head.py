@@ -28,7 +28,7 @@ _DAMAGED_EVENT = re.compile(rb'.{0,40}"(?:ph|cat|name|pid)"\s*:', re.DOTALL)
 """Start of a damaged event as the first element of an array: one of an event's keys follows within 40 bytes."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 EXACT_DUPLICATES_BYTES = 4 << 20
-"""Maximum bytes of text that are searched for duplicate keys."""
+"""Duplicate keys are searched only in texts of at most this many bytes."""
 
 
 class Head(msgspec.Struct):
@@ -87,7 +87,7 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
 
 
 _MOST_REPAIRED = 1 << 20
-"""Maximum bytes of text before the array of events at which this text is repaired."""
+"""The text before the array of events is repaired only if it has at most this many bytes."""
 _SECOND_ARRAY = 1 << 20
 """Number of bytes after an empty traceEvents array that are searched for a second one, which replaces the empty one."""
 

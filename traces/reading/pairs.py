@@ -66,7 +66,7 @@ class _Open:
         return begins[-1] if begins else None
 
     def close(self, begin: _Half) -> None:
-        """Remove the begin event that `last` returned."""
+        """Remove the begin event that was last returned by `last`."""
         begin.closed = True
         self.count -= 1
         begins = self._by_name[begin.name]
@@ -97,9 +97,9 @@ class _Thread(msgspec.Struct):
     in_order: bool = True
     """Whether times have never decreased so far."""
     adjacent: bool = True
-    """Whether each begin has been directly followed by its end so far."""
+    """Whether each begin event has been followed directly by its end event so far."""
     made_until: int = INVALID
-    """Latest end in ns of the pairs joined so far."""
+    """Latest end, in ns, among the pairs that have been joined so far."""
     kept: list[_Half] | None = None
     """Begins and ends, sorted by time after all are read; None as long as pairs can be joined immediately."""
 

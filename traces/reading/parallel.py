@@ -64,7 +64,7 @@ class _Job(msgspec.Struct, kw_only=True):
 
 
 class _Part(msgspec.Struct, kw_only=True):
-    """The result of a worker, with arrays as (dtype, bytes)."""
+    """The result of a worker process. Each array is given as (dtype, bytes)."""
 
     complete: bool
     failed: bool = False
@@ -228,7 +228,7 @@ def _receive(worker: subprocess.Popen[bytes]) -> _Part | None:
 
 
 def _numbers(table: Any, keys: Iterable[Any]) -> np.ndarray:
-    """Return the index of each key in a table of distinct keys; missing keys are added."""
+    """Return the index of each key in a table of distinct keys; add keys that the table lacks."""
     return np.array([table[key] for key in keys], np.uint32)
 
 

@@ -99,7 +99,7 @@ def is_hole(fragment: bytes) -> bool:
 
 
 def _joined(fixed: str, reasons: tuple[str, ...]) -> bool:
-    """Check whether a repair merged the start of one event with the end of another."""
+    """Check whether a repair joined the start of one event to the end of another event."""
     if not reasons:
         return False
     if (QUOTES in reasons or CONTROLS in reasons) and _OVERWRITTEN.search(fixed):
@@ -159,12 +159,12 @@ class _State(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """A string that may end at several quotes."""
+    """A string for which several quotes may be the closing one."""
 
     saved: _State
     ends: Iterator[int]
     tried: bool = False
-    """Whether the first possible end was tried."""
+    """Whether the first of the possible closing quotes was tried."""
 
 
 class _Repair:

@@ -19,7 +19,7 @@ from opreplay.traces.reading.repair import EVENT_KEYS, is_hole, repairs
 GROUP_BYTES = 32 * 1024
 """Maximum bytes of fragments that are decoded together; if that fails, each fragment is tried alone."""
 MAX_JOINED = 8
-"""Maximum number of fragments joined if a string or a nested list contains the separator."""
+"""Maximum number of fragments that are joined if the separator occurs in a string or a nested list."""
 MAX_ENDS = 16
 """Maximum number of brackets inside a broken fragment that are tried as the end of the array."""
 
@@ -27,7 +27,7 @@ _KEYS = b"|".join(sorted(key.encode() for key in EVENT_KEYS))
 _TAIL = re.compile(rb'\s*(?:$|\}\s*(?:$|\x00)|,\s*(?:$|"(?!(?:' + _KEYS + rb')")[^"\n]{1,100}"\s*:))')
 """Text that may follow the end of the array: the end of the object or another of its keys, possibly truncated."""
 GOES_ON = re.compile(rb'[^"\n]{0,200}"\s*,\s*"(?:' + _KEYS + rb')"\s*:')
-"""Text after a bracket that belongs to an event's name: the event continues after it."""
+"""Matches the text after a bracket if the bracket is part of an event's name and the event continues."""
 _EVENT_BEGIN = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:')
 _DECODER = json.JSONDecoder(strict=False)
 _LAST_END = re.compile(rb"\](?=\s*(?:\}|,))|(?<=\})\s*\](?=\s*$)")
@@ -52,7 +52,7 @@ class Salvaged(msgspec.Struct):
     array_end: int | None = None
     """Offset after the "]" that ends the array, if it was found."""
     rest: int | None = None
-    """Start of an event near the end that does not decode yet; more text may complete it."""
+    """Start of an event near the end that cannot be decoded yet, because more text may complete it."""
 
 
 def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:

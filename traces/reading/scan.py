@@ -25,7 +25,7 @@ BLOCK_BYTES = 1 << 18
 SNIFF_BYTES = 1 << 20
 """Bytes of events searched for duplicate keys and for features that show the torch version."""
 JUNK_EVENTS = 200_000
-"""Number of entries after which a file without any trace event is rejected."""
+"""If this many entries were read and none of them is a trace event, the file is rejected."""
 NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
 KNOWN_CATEGORIES = {*KIND_BASES, NPU_TASK}
 PATIENCE_BYTES = 1 << 16
@@ -46,7 +46,7 @@ FEATURES: dict[str, bytes] = {
     "cuda": b'"cuda',
     "mtia": b'"mtia_',
 }
-"""Feature → text that shows that a trace has it, searched in the first events."""
+"""Feature → text whose occurrence in the first events shows that the trace has this feature."""
 
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 Progress = Callable[[int, "int | None"], None]
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     first: bool = True
     """Whether the part starts with the head."""
     last: bool = True
-    """Whether the part ends with the tail; otherwise it ends just after an event."""
+    """Whether the part ends with the tail of the file. Otherwise it ends directly after an event."""
     layout: str = "object"
     """File layout, for a part without the head."""
 

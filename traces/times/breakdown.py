@@ -40,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """
     time_us: float
     share: float
-    """Share of all device time; for host times, share of the time of all ops."""
+    """Share of all device time. If times are host times, share of the time of all ops."""
     median_us: float
     """Median time of one call."""
     kind: str = ""
@@ -156,7 +156,7 @@ def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
 
 
 def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Return (each op's index into the labels, labels, note) for this criterion."""
+    """Return (index of each op's label, labels, note), where labels are the values of the criterion `by`."""
     if by == "op":
         names, at = _merged([signature.name for signature in trace.signatures], trace.ops.signature.astype(np.int64))
         return at, names, ""
@@ -270,7 +270,7 @@ def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> 
 
 
 def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Return, for each label below `length`, the median of its values; 0 if it has none."""
+    """Return label → median of the values with this label, for labels below `length`; 0 without values."""
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))
     parts = [values[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
@@ -278,7 +278,7 @@ def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: i
 
 
 def _median(values: npt.NDArray[Any]) -> float:
-    """Return the median; numpy's own function imports masked arrays, which takes 15 ms."""
+    """Return the median. Numpy's own function is not used: it imports masked arrays, which takes 15 ms."""
     low, high = (len(values) - 1) // 2, len(values) // 2
     parted = np.partition(values, (low, high))
     return float((parted[low] + parted[high]) / 2)

@@ -60,7 +60,7 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     They affect idle time and which work is assigned to a process or a step.
     """
     displaced_by_us: float = 0.0
-    """Maximum time by which displaced kernels start before their launch."""
+    """Maximum time from the start of a displaced kernel to its later launch."""
     shared_ids: int = 0
     """Number of device events whose correlation id many others share, given if there are more than a few.
 
@@ -89,7 +89,7 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def untimed(self) -> bool:
-        """Whether busy and idle time, and the bottleneck of a step, are unknown."""
+        """Whether the times are so doubtful that busy time, idle time and a step's bottleneck are unknown."""
         return self.mistimed or bool(self.holes)
 
 

@@ -20,7 +20,7 @@ TIMES_THE_REST = 1000
 """Minimum ratio of an impossible kernel's duration to the time from the first to the last start of anything else."""
 TIMES_THE_MEDIAN = 100_000
 FEWEST = 3
-"""Minimum number of kernels for an outlier among them, and of overlaps for a pattern."""
+"""Minimum number of kernels of which one may be an outlier, and minimum number of overlaps for a pattern."""
 OUTLIER_SHARE = 0.5
 """Minimum share of all device time that a kernel must take to be reported as an outlier."""
 OUTLIER_RATIO = 20
@@ -40,7 +40,7 @@ Kind = Literal["recorded twice", "longer than the rest of the recording", "overl
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels of a trace whose recorded times are impossible for the same reason."""
+    """Those kernels of a trace that have impossible times for the same reason."""
 
     kind: Kind
     kernels: int

@@ -90,7 +90,7 @@ foreach, split scans, and "unk" for cooperative and mixed-order reductions.
 _TEMPLATE = re.compile(r"triton_tem_fused_.*?(?:(?P<attention>attention)|(?P<convolution>conv(?!ert))|(?P<GEMM>mm))")
 """Names that Inductor gives to kernels from its templates. The matching group has the name of the kernel's class."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
-"""Names of ops that are mixture-of-experts layers: they route, multiply and sum."""
+"""Matches the names of ops that are mixture-of-experts layers: they route, multiply and sum."""
 _NODES = ("autograd::engine::", "torch::autograd::")
 _CPU_LIBRARY = re.compile(
     r"^(?:_?quantized|mkldnn|mkl|onednn)::_*(?:mkl_|wrapped_|quantized_|q(?=linear|conv|add|mul))*"

@@ -20,7 +20,7 @@ from opreplay.traces.reading.source import Source
 
 CHUNK = 4 << 20
 SPAN = 600
-"""Bytes before and after the name in which the rest of a module call's event is searched."""
+"""The rest of a module call's event is searched within this many bytes before and after its name."""
 MAX_MODULES = 5_000_000
 """Maximum number of module calls read; further calls are ignored."""
 _MARK = b"nn.Module: "
@@ -84,7 +84,7 @@ def _calls(path: str, limits: Limits) -> Iterator[Call]:
 
 
 def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
-    """Return the text of the event whose name matched, as far as it was read."""
+    """Return the text of the event whose name is `match`, as far as the text was read."""
     opened = max(0, text.rfind(b"{", max(0, match.start() - SPAN), match.start()))
     around = text[opened : match.end() + SPAN]
     closed = around.find(b"}", match.end() - opened)
@@ -92,7 +92,7 @@ def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
 
 
 def _parsed_calls(text: bytes, begin: int, edge: int) -> Iterator[Call]:
-    """Yield the module calls whose name begins at or after `begin` and before `edge`."""
+    """Yield those module calls for which the name begins at or after `begin` and before `edge`."""
     if text.find(_MARK) < 0:
         return
     for match in _NAME.finditer(text):

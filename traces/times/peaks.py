@@ -28,7 +28,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the last-level cache in MiB; where no data sheet gives it, the size of the largest known cache."""
 
     def rate_of(self, dtype: str) -> float | None:
-        """Return the rate of products of a dtype in 10¹² operations per second; None if unknown."""
+        """Return how fast products of this dtype are computed, in 10¹² operations per second; None if unknown."""
         if dtype.startswith("float8") and self.device.startswith(_EIGHT_BITS):
             return 2 * self.tflops["float16"]
         return self.tflops.get(dtype)

@@ -79,7 +79,7 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
 
     by: Literal["launch"] = "launch"
     launches: int
-    """Number of launches whose launching calls are recorded."""
+    """Number of launches for which the launching call is recorded."""
     unlinked: int
     """Number of device tasks without a recorded launching call: work of graphs, or work launched before the
     recording.

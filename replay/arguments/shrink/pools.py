@@ -98,7 +98,7 @@ def single_tensors(op: ReplayOp) -> dict[str, TensorMeta]:
 
 
 def pools_of(op: ReplayOp) -> dict[str, int]:
-    """Map the name of each KV cache or table argument to its dimension that counts rows."""
+    """Map the name of each argument that is a KV cache or a table to the dimension of its rows."""
     tensors = single_tensors(op)
     if op.name in TABLES:
         return _table(op, *TABLES[op.name])
@@ -191,7 +191,7 @@ def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def _outputs(op: ReplayOp, pools: dict[str, int]) -> tuple[TensorMeta | None, ...] | None:
-    """Return the results except the pool itself, which would count twice."""
+    """Return the metadata of the results, with None for a pool itself, which would count twice."""
     if op.outputs is None:
         return None
     whole = {_meta(op, name).shape for name in pools if any(a.name == name and a.mutated for a in op.args)}

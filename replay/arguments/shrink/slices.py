@@ -21,7 +21,7 @@ from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 MIN_PART = 1 / 64
-"""Minimum share of an op's slices whose time may be scaled up to the whole op."""
+"""Minimum share of an op's slices that must run for their time to be scaled up to the whole op."""
 
 Shape = tuple[int, ...]
 
@@ -35,7 +35,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     not cut.
     """
     out: int | None
-    """Dimension to cut in results that have the full size there; None to cut none."""
+    """Dimension to cut in results that have the full size in it; None to cut no results."""
     what: str
 
 

@@ -35,7 +35,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Prediction for a unique kernel, by a fit that excluded it."""
+    """Prediction for a unique kernel, made by a fit that did not use this kernel's measurements."""
 
     soc: str
     family: str
@@ -147,7 +147,7 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
 
 
 def held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
-    """Return the predictions of `devices` for groups to which the devices were not fitted."""
+    """Return predictions for `groups`, made with `devices` that were fitted without these groups."""
     return [
         HeldOut(
             soc=g.soc,

@@ -106,7 +106,7 @@ def _predicted(
 
 @lru_cache(maxsize=64)
 def _without(source: str) -> Learned:
-    """Return the shipped correction without the measurements of one source."""
+    """Return the shipped correction, learned again without the measured calls of one source."""
     rows = [row for row in learned_calls() if row.source != source]
     return Learned.of([row.traits for row in rows], [row.log_ratio for row in rows], [row.soc for row in rows])
 

@@ -46,7 +46,7 @@ def compared_of(transfer: Transfer, soc: str, table: dict[str, Transport] | None
 
 
 def compared_with(call: KernelCall, measured_us: float, predicted_us: float) -> Compared:
-    """Return a call with its measured and predicted times, and the 80 % band of transfers."""
+    """Return the measured and predicted times of a call, with the 80 % band that applies to transfers."""
     return Compared(
         call=call,
         measured_us=measured_us,
@@ -117,6 +117,6 @@ def read_and_validate(paths: Sequence[str], socs: Sequence[str]) -> Validation:
 
 
 def with_soc(files: Sequence[Transfers], socs: Sequence[str]) -> list[tuple[Transfers, str]]:
-    """Pair each file with its SoC: one SoC for all files, or one per file."""
+    """Pair each file with its SoC. `socs` holds one SoC for all files, or one per file, or is empty."""
     chosen = list(socs) * len(files) if len(socs) == 1 else list(socs) if socs else [""] * len(files)
     return list(zip(files, chosen, strict=True))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 NOISE = 0.12
-"""Standard deviation of the part of a kernel's log time that shapes cannot explain."""
+"""Standard deviation of the part of log(kernel time) that shapes cannot explain."""
 
 RATE_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.2,
@@ -87,14 +87,14 @@ FAMILY_WIDTHS: dict[str, float] = {
     "launch_factor": 0.3,
     "memory_factor": 0.05,
 }
-"""Field of FamilyCost → width of its prior."""
+"""Name of a field of FamilyCost → width of the prior of this field."""
 
 FORMS_WITHOUT_VECTOR = frozenset({"matmul", "collective", "aicpu", "free"})
 VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycles", "cycles"})
 """Constants that the cost of matrix products does not use."""
 
 SCALE_WIDTH = 0.06
-"""Width of the prior for a family's correction on one generation."""
+"""Width of the prior for the factor that corrects a kernel family on one hardware generation."""
 
 MAX_TRIES = 12
 """Maximum number of step lengths tried per iteration.
@@ -108,7 +108,7 @@ LIMIT = math.log(5.0)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured kernel, or the kernels of a measured op, used for fitting."""
+    """A measurement used for fitting: one kernel, or all kernels of one op that was measured as a whole."""
 
     call: KernelCall
     soc: str
@@ -119,7 +119,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the kernel's code is in the instruction caches."""
     state: State = "network"
     several: tuple[Part, ...] = ()
-    """Kernels whose total time was measured, if there are several."""
+    """Kernels that were measured together, as one total time; empty if a single kernel was measured."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -160,7 +160,7 @@ def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile])
 def moved(
     devices: dict[str, DeviceProfile], parameters: Sequence[Parameter], theta: Sequence[float]
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with each constant multiplied by exp() of its entry in `theta`."""
+    """Return the devices, each constant multiplied by exp() of the entry of `theta` that belongs to it."""
     out: dict[str, DeviceProfile] = {}
     for soc, device in devices.items():
         rates = {f: getattr(device.rates, f) for f in Rates.__struct_fields__}

@@ -37,13 +37,13 @@ class OwnError(msgspec.Struct, frozen=True, kw_only=True):
     row: OwnMeasurement
     before: float
     held_out: float
-    """Error of the prediction by all other measured calls."""
+    """Error of the prediction that uses all measured calls except this one."""
     contradicted: bool
     """Whether this call disagrees with the other calls. Such a call gets little weight in predictions."""
 
 
 class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A device adjusted to measured calls, with its errors."""
+    """A device before and after it was adjusted to measured calls, with the prediction errors."""
 
     before: DeviceProfile
     after: DeviceProfile

@@ -32,7 +32,7 @@ from opreplay.traces.errors import Malformed
 from opreplay.traces.names import plural
 
 CAUTION = (0.5, 0.15)
-"""Values of `prior_width` to try; below 1 because the constants are already fitted."""
+"""Values of `prior_width` to try. They are below 1, because the constants are already fitted."""
 
 
 class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
     compared_held_out: tuple[Compared, ...]
     """Prediction of each kernel by a fit that excluded this kernel; empty if there are too few kernels."""
     compared_after: tuple[Compared, ...]
-    """Predictions by the fit to all kernels."""
+    """Prediction of each kernel by a fit that used all kernels."""
     caution: float
     """Value of `prior_width` that predicted held-out kernels best; 0 if the unchanged constants predicted them best."""
 

@@ -111,7 +111,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures
     socs: dict[str, Errors]
     compared: tuple[Compared, ...]
-    """Comparison of every unique kernel."""
+    """Measured and predicted time of every unique kernel."""
     rows: int
     measured_rows: int
     fitted_to: int
@@ -123,7 +123,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     measurements of its own source.
     """
     dropped: dict[str, int]
-    """Reason → rows that could not be read."""
+    """Reason → number of rows that could not be read for this reason."""
 
 
 def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:

@@ -70,7 +70,7 @@ special functions.
 
 
 def band_of(cell: Cell) -> float:
-    """Return the factor by which a cell's 80 % band extends up and down."""
+    """Return the factor of a cell's 80 % band: predicted times are divided and multiplied by it."""
     return BANDS[cell.evidence][cell.work]
 
 

@@ -23,7 +23,7 @@ from opreplay.replay.ir.kernel import Evidence, KernelCall
 from opreplay.traces.names import plural
 
 DEFAULT_WORLD = 8
-"""Number of dies in one A2 server, assumed if the call does not give the group size."""
+"""Group size assumed if a call does not give it: the number of dies in one A2 server."""
 MEASURED_SERVERS = 2
 """Servers of the largest job with public transfer measurements; larger jobs are extrapolated."""
 MEASURED_BYTES = 1e9
@@ -39,7 +39,7 @@ class Level(NamedTuple):
     """Whether every die reaches every other die in one step (full mesh or switch)."""
     transport: str = "link"
     peer: Link | None = None
-    """Link to a single other die; None if it is as fast as the link to all dies together."""
+    """Link used to send to one die only. None means that it is as fast as the link to all dies together."""
 
 
 class Choice(NamedTuple):
@@ -338,7 +338,7 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
 
 
 def link_evidence(device: DeviceProfile) -> Evidence:
-    """Return where transfers over the links between this device's dies were measured."""
+    """Return where links like those between this device's dies were measured, e.g. "another SoC"."""
     hccs = transports()["HCCS"]
     if device.cluster is not None and device.cluster.inside is not None:
         return "its form"

@@ -100,7 +100,7 @@ class Traits(msgspec.Struct, frozen=True):
     """Properties of a call by which its similarity to other calls is computed."""
 
     op: str
-    """Name of the op, or for an aten op the types of the kernels that it runs."""
+    """For an aten op, the types of the kernels that it runs; for any other op, its name."""
     family: str
     """Family of the kernel that takes longest; `form` and `kernel` describe that kernel, too."""
     form: str
@@ -117,11 +117,11 @@ class Traits(msgspec.Struct, frozen=True):
     log_row: float
     """Base-2 logarithm of the last dimension."""
     launch: float
-    """Share of kernel launches in the predicted time."""
+    """Share of the predicted time that launching kernels takes."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """The correction of a prediction by measured calls."""
+    """A factor that corrects a prediction, and the measured calls that it is based on."""
 
     factor: float
     """Expected ratio of measured to predicted time."""
@@ -166,11 +166,11 @@ class Learned:
         self._pulls: Array = np.array(pulls, dtype=np.float64)
         self._socs: tuple[str, ...] = tuple(socs)
         self.ask = lru_cache(maxsize=MOST_REMEMBERED)(self._ask)
-        """Cached `_ask`: the factor on a call's predicted time and the measured calls behind it."""
+        """`_ask` with a cache. It returns the correction of a call and the measured calls behind it."""
 
     @classmethod
     def of(cls, calls: Sequence[Traits], logs: Sequence[float], socs: Sequence[str] = ()) -> Learned:
-        """Learn from calls and their values of log(measured / predicted)."""
+        """Learn from measured calls; `logs` are their values of log(measured / predicted)."""
         return cls(calls, cls(calls, [0.0] * len(calls)).pulls_of(logs), socs)
 
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
@@ -240,7 +240,7 @@ class Learned:
         )
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Return a number for each of `KEYS`; calls with equal traits get equal numbers."""
+        """Return a number for each entry of `KEYS`: equal for all calls whose traits in that entry are equal."""
         return [codes.setdefault(traits(call), len(codes)) for codes, traits in zip(self._codes, TRAITS, strict=True)]
 
     @staticmethod

@@ -147,7 +147,7 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     a_fractal: bool
     b_fractal: bool
     shared_b: bool = False
-    """Whether the whole batch shares one B."""
+    """Whether all products of the batch use the same matrix B."""
     weight_bits: int = 0
     """Bits per element of B in memory if B is unpacked to the dtype of A on loading. 0 means that B is not unpacked."""
 

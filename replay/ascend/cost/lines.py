@@ -47,7 +47,7 @@ long as fetching their cache lines.
 SECTOR_BYTES = 32
 """Minimum bytes of a memory access."""
 NEIGHBOURS = 2
-"""Source elements along each dimension from which an element is interpolated."""
+"""Number of source elements, along each dimension, from which one result element is interpolated."""
 
 
 def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_bytes: int) -> float:

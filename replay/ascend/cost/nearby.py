@@ -49,7 +49,7 @@ EXTRAPOLATION_FACTOR = 8.0
 """Factor by which sizes may be outside a family's measured sizes before a prediction counts as an extrapolation."""
 
 SAME = 1e-6
-"""Distance, in octaves divided by the reach, up to which sizes count as equal."""
+"""Maximum distance at which sizes are treated as equal, in octaves divided by the reach."""
 
 FORMS = frozenset(
     {"elementwise", "optimizer", "foreach", "rowwise", "reduce", "copy", "transdata", "pool", "fill", "matmul", "conv"}
@@ -90,7 +90,7 @@ def place_of(
 
 
 def _kind_of(call: KernelCall, form: str, gemm: Gemm | None, state: State, tally: Tally | None) -> str:
-    """Return the kind of a call; "" if it cannot be compared."""
+    """Return the kind of a call (see `Place.kind`); "" if the call cannot be compared with others."""
     warm = state == "warm"
     if form == "matmul":
         if gemm is None or not gemm.batch * gemm.m * gemm.n * gemm.k:

@@ -38,7 +38,7 @@ seen gives the op 0.2 to 0.4. Choices and errors differ little between the fits 
 REACH_OCTAVES = 3.0
 """Distance between two predicted times, in octaves, at which the correlation by similar duration falls to exp(-1/2)."""
 OTHER_STATE = 0.8
-"""Correlation of a call's errors in two cache states; assumed."""
+"""Correlation between the errors of the same call in two different cache states. Assumed."""
 REPEAT_ERROR = 0.03
 """Standard deviation of the logarithm of a measured time that is assumed even if repetitions agree."""
 MOST_LOG = 5.0
@@ -103,7 +103,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
-    """The adjustment of a prediction by measurements."""
+    """A factor that adjusts a prediction, derived from measurements."""
 
     factor: float
     band: float
@@ -115,7 +115,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """A call chosen for measurement."""
 
     index: int
-    """Index of the call in the given calls."""
+    """Index of the chosen call among the calls to choose from."""
     share: float
     """Share of the variance of the total's error that measuring this call removes after the calls chosen before it are
     measured.
@@ -242,7 +242,7 @@ class Measured:
 
     @cached_property
     def _further(self) -> dict[str, float]:
-        """Return the variance to add to each call that has rows in `_doubts`."""
+        """Return the variance to add to the error of each call that has rows in `_doubts`, by call."""
         return self._of_calls(self._doubts)
 
     def _of_calls(self, doubts: Mapping[int, _Doubt]) -> dict[str, float]:
@@ -285,7 +285,7 @@ class Measured:
         return self._others(self._inverse).tolist()
 
     def _others(self, inverse: Array) -> Array:
-        """Return, for each row, the log of the factor that the rows of other calls would give it."""
+        """Return, for each row, the log of the factor that is predicted from the rows of other calls."""
         import numpy as np
 
         pulls: Array = inverse @ self._logs

@@ -21,7 +21,7 @@ from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, State
 from opreplay.replay.results.records import Simulated
 
 Terms = Callable[..., dict[str, float]]
-"""Function (call, family, device, resident) that returns microseconds by cost term."""
+"""Function that takes (call, family, device, resident) and returns a dict: cost term → microseconds."""
 
 
 AICPU_OPERATIONS_PER_US = 4000.0

@@ -105,7 +105,7 @@ class Stream:
 
 
 def _names(call: KernelCall, inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[tuple[Hashable, bool]]:
-    """Return (identity, whether it is read) for each of a kernel's tensors."""
+    """Return a pair for each tensor of a kernel: (identity of the tensor, whether the kernel reads it)."""
     read = [(name, True) for name in _padded(inputs, len(call.inputs))]
     written = [(name, False) for name in _padded(outputs, len(call.outputs))]
     specs = call.inputs + call.outputs
@@ -262,7 +262,7 @@ three, and 0.02 to 0.05 after more.
 
 
 class Codes:
-    """Tracks from the launch order which kernels have their code in the instruction caches."""
+    """Derives, from the order of launches, which kernels find their code in the instruction caches."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -25,7 +25,7 @@ def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """Counts from one pass over a call's tensors; most kernels need nothing else."""
+    """Facts found in one pass over a call's tensors. The cost of most kernels depends on nothing else."""
 
     read: int
     """Bytes of all inputs."""

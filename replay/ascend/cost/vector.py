@@ -25,7 +25,7 @@ Kernels in networks start in 7.8 us on the 40 cores of a 910B4 and in 8.3 us on 
 ACCESS = 200.0
 """Cycles for which a core waits for memory if the next address depends on data: 0.1 us."""
 COPIES = frozenset({"copy", "elementwise", "fill"})
-"""Forms whose contiguous runs follow from shapes."""
+"""Forms of kernels whose contiguous runs in memory can be derived from the shapes."""
 CORE_LOAD = "core load"
 """Name of the term for data beyond L2 if the cores in use request them more slowly than HBM delivers. It replaces
 "hbm".

@@ -41,7 +41,7 @@ faster.
 
 
 def summed_alone(dtype: str) -> float:
-    """Return the maximum bytes of a row of this dtype that a core reduces alone."""
+    """Return the maximum size, in bytes, of a row of this dtype that one core reduces alone."""
     return SUMMED_ALONE_WIDE if dtype in WIDE else SUMMED_ALONE
 
 
@@ -101,7 +101,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     further: float = 0.0
     """Cycles of the busiest core in addition to those for elements and rows."""
     memory: float = 0.0
-    """Factor on the memory time that replaces the family's factor; 0 keeps the family's."""
+    """Replaces the family's factor on the memory time. 0 means that the family's factor is kept."""
 
 
 def blocks_for(size_bytes: float, device: DeviceProfile) -> float:

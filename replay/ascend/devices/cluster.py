@@ -44,7 +44,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Dies per server."""
     name: str = ""
     inside: LinkEntry | None = None
-    """Links inside a server; None means the links of the SoC."""
+    """Links inside a server. If it is None, the links given for the SoC are used."""
     between: LinkEntry | None = None
 
 

@@ -183,9 +183,9 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 FAMILY_FACTORS = ("cycles", "row_cycles", "fixed_us")
-"""Constants of vector kernel families that are multiplied by factors for isolated calls."""
+"""Constants of vector kernel families. For isolated calls, they are multiplied by factors."""
 UNSCALED = frozenset({"matmul", "conv", "attention", "collective", "aicpu", "host", "free"})
-"""Forms whose families are not multiplied by factors for isolated calls."""
+"""Forms of kernel families whose constants are not multiplied by factors for isolated calls."""
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -307,7 +307,7 @@ def shared_slow_paths() -> tuple[SlowPath, ...]:
 
 @lru_cache(maxsize=1)
 def shared_pipes() -> PipesFile:
-    """Return the default memories, paths and start costs of a core, checked for completeness."""
+    """Return the default memory sizes, path rates and start costs of a core; check that none is missing."""
     file: PipesFile = _decode((FOLDER / "_pipes.toml").read_bytes(), PipesFile, "_pipes.toml")
     _check_names("_pipes.toml", "pipes", file.pipes, set(Pipes.__struct_fields__), complete=True)
     for name, pipes in file.devices.items():
@@ -329,7 +329,7 @@ def _check_quantities(where: str, section: str, quantities: dict[str, Quantity],
 
 
 def pipes_of(file: DeviceFile) -> dict[str, Quantity]:
-    """Return the memories, paths and start costs of a device's core, each with its source."""
+    """Return the memory sizes, data path rates and start costs of a device's core, each with its source."""
     shared = shared_pipes()
     base = load_file(file.base) if file.base else None
     layers = [shared.pipes, *(shared.devices.get(name, {}) for name in (file.base, file.name) if name)]

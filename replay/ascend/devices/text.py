@@ -170,7 +170,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
 
 
 def shipped_text(name: str) -> str:
-    """Return the text of a complete device file, like a user's, for a shipped device."""
+    """Return a complete device file for a shipped device, as text. It looks like a user's device file."""
     device = load_device(name)
     header = f"{device.title}: datasheet values, and constants fitted to public measurements."
     source = next(rate.source for rate in load_file(name).rates.values())

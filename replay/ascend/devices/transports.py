@@ -30,7 +30,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Rates of single SoCs, by SoC name."""
 
     def rate(self, work: Work, soc: str = "") -> Quantity:
-        """Return the bytes per second for this SoC if the file lists it, otherwise for all SoCs."""
+        """Return the rate (bytes per second) that the file gives for `soc`, otherwise the rate for all SoCs."""
         soc_rates = self.socs.get(soc, {})
         # To one peer alone links are quicker than in a mesh: what an SoC reaches there says nothing of that.
         other = None if work == "send" else next(iter(soc_rates.values()), None)

@@ -33,7 +33,7 @@ TIMES = ("torch_us", "time_us", "us", "duration_us")
 _SPREAD = re.compile(r"\bspread (\d{1,9}(?:\.\d{1,9})?) %")
 """Matches the spread in the note of a row: interquartile range of the repetitions as a percentage of their median."""
 BETWEEN = " ; "
-"""Separator between several calls in one row, whose times were added up."""
+"""Separator between the calls of a row that contains several; such a row gives their total time."""
 
 
 class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """Project and file that the row was taken from, without the version."""
     spread: float = 0.0
-    """Spread of the repetitions relative to the time; 0 if the note does not give it."""
+    """Spread of the repeated measurements relative to the time; 0 if the row's note does not give it."""
 
     @property
     def key(self) -> str:
@@ -71,7 +71,7 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def header_of(path: str | Path) -> list[str]:
-    """Return the columns of a CSV file; raises TraceError if it cannot be read."""
+    """Return the column names of a CSV file. Raises TraceError if the file cannot be read."""
     try:
         with open_regular_text(path, MAX_TABLE_BYTES) as file:
             line = file.readline(MAX_LINE)
@@ -166,7 +166,7 @@ The named device is impossible: reading 1 GB of weights in 769 us is 1.32 TB/s, 
 
 
 def _soc_of(row: Mapping[str, str], soc: str | None) -> str:
-    """Return the device of a row; `soc` if the row names an ambiguous one ("910b") or none."""
+    """Return the device named in a row; `soc` if the row names none, or an ambiguous one ("910b")."""
     named = (row.get("soc") or "").strip().lower().removeprefix("ascend")
     named = MISLABELLED.get(((row.get("source") or "").split(":")[0].split("#")[0].split("@")[0], named), named)
     several = named not in list_devices() and any(device.startswith(named) for device in list_devices())

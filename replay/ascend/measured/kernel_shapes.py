@@ -12,7 +12,7 @@ Inputs = tuple["TensorSpec | None", ...]
 Outputs = tuple["TensorSpec | None", ...]
 
 _CAST_TO = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16", "int32": "int64", "int64": "int32"}
-"""Usual target dtype of a cast if only the source dtype is recorded."""
+"""Source dtype of a cast → usual target dtype; used if the target dtype is not recorded."""
 
 
 def _spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:

@@ -23,7 +23,7 @@ _VERSION = re.compile(r"V\d+$")
 
 
 class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of launches per call of an op by CANN kernel type, as recorded and as lowered."""
+    """Launches per call of an op, by CANN kernel type: as recorded, and as the lowering rules predict."""
 
     id: str
     name: str
@@ -39,7 +39,7 @@ class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """
     lowered: dict[str, int]
     recorded_us: float
-    """Recorded time in microseconds, over all calls, of the kernels whose type is recorded."""
+    """Recorded time of all calls in microseconds; only kernels whose type was recorded are included."""
 
 
 def compare_kernels(op: ReplayOp) -> KernelAgreement | None:

@@ -15,7 +15,7 @@ from opreplay.traces.sums import summed
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the recorded time, 0 to 1, that the predictions of one device cover."""
+    """Shares of the recorded time (0 to 1) that have a prediction for one device."""
 
     users: float
     """Share predicted by a user's estimators, properties and rules."""
@@ -26,7 +26,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     contradicts them.
     """
     bytes: float
-    """Share predicted from the bytes of the arguments only."""
+    """Share predicted only from the size of the arguments in bytes."""
     ops: int
     """Number of predicted ops."""
     selected: float = 1.0
@@ -49,7 +49,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
-    """Return the coverage from (share of the recorded time, prediction or None) for each op."""
+    """Return the coverage. `shares` holds (share of the recorded time, prediction or None) for each op."""
     users = rules = invented = by_bytes = selected = 0.0
     ops = 0
     for share, simulated in shares:
@@ -137,7 +137,7 @@ def host_clock(selection: object) -> str:
 
 
 def coverage_of(plan: ReplayPlan, predictions: Sequence[tuple[str, Simulated]]) -> Coverage:
-    """Return the coverage of a plan by predictions given as (op id, prediction)."""
+    """Return how much of a plan has a prediction; `predictions` holds (op id, prediction) pairs."""
     by_id = dict(predictions)
     return coverage((share, by_id.get(id_)) for id_, share in recorded_shares(plan).items())
 

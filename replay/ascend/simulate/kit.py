@@ -43,7 +43,7 @@ class Kit(msgspec.Struct, frozen=True, kw_only=True):
     estimated_s: float
     """Approximate time in seconds that running the file takes."""
     left_out: tuple[tuple[ReplayOp, Reason], ...]
-    """Ops with a prediction that the file cannot call, with the reason."""
+    """Ops that have a prediction but cannot be called by the file, each with the reason."""
 
 
 def make_kit(

@@ -389,7 +389,7 @@ because its time depends on contents.
 
 
 class Uncorrected(msgspec.Struct, frozen=True):
-    """An isolated call before the correction by measured calls."""
+    """Prediction for an isolated call, before it is corrected with the help of measured calls."""
 
     traits: Traits
     """Properties by which the call is compared with measured calls."""
@@ -465,7 +465,7 @@ def _work_of(name: str, lowering: Lowering, longest: str) -> str:
 
 
 def _way_of(call: KernelCall) -> str:
-    """Return a kernel's type with its variant: ":grouped", ":middle" or none."""
+    """Return a kernel's type, followed by the variant ":grouped" or ":middle" if the kernel has one."""
     inner = call.attrs.get("inner")
     middle = isinstance(inner, int) and inner > 1
     return call.type + (":grouped" if "groups" in call.attrs else ":middle" if middle else "")

@@ -98,7 +98,7 @@ class Inversion(NamedTuple):
     ops: int
     compared: int
     most: float
-    """Largest speed-up of an op on the smaller device."""
+    """Largest factor by which an op is predicted to be faster on the smaller device."""
 
     def __str__(self) -> str:
         return (

@@ -43,7 +43,7 @@ class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
 
     ops: list[ReplayOp]
     calls: list[int]
-    """Index into `ops` of each call, in call order."""
+    """Index in `ops` of the op of each call, in call order."""
     linked: Linked
     kernels: list[tuple[KernelCall, ...]]
     """Kernels of each op."""
@@ -55,7 +55,7 @@ class PlannedStep(msgspec.Struct, dict=True):
     plan: ReplayPlan
     contents: ContentsOf | None = None
     _held: list[tuple[DeviceProfile, HeldByOp]] = msgspec.field(default_factory=list["tuple[DeviceProfile, HeldByOp]"])
-    """Kept with the very device, because a changed device may have the same name."""
+    """Cache contents found so far, for each device object. A changed device may have the same name."""
 
     @cached_property
     def kernels(self) -> StepKernels | None:

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Calls recorded as torch receives them: the op, its tensors, and the calling module."""
+"""Records calls as torch receives them: the op, its tensors, and the calling module."""

@@ -24,7 +24,7 @@ ALIGNED_BYTES = 512
 MAX_TEXT = 128
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _WRAPPED = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
-"""Dtype of the 0-dim tensor that torch creates from a Python number."""
+"""Type of a Python number → dtype of the 0-dim tensor that torch creates from it."""
 _ENUMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -87,7 +87,7 @@ def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], l
 
 
 def _overlapping(spans: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-    """Return groups of two or more spans that overlap in a storage, as lists of indices."""
+    """Return groups of two or more spans that overlap in one storage; a group lists indices of spans."""
     groups: list[list[int]] = []
     storage, end = -1, 0
     for at in sorted((at for at, span in enumerate(spans) if span[0] != -1), key=lambda at: spans[at]):

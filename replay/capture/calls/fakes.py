@@ -107,7 +107,7 @@ class _Corrected(TorchDispatchMode):
         return returned
 
     def _places(self, index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-        """Return the index, or for a mask with known values, the indices of its True elements."""
+        """Return the index. For a mask with known values, return the indices of its True elements instead."""
         real = None if index is None or index.dtype is not torch.bool else self._fakes.known.of(index)
         if real is None:
             return (index,)

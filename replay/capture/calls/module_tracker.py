@@ -39,7 +39,7 @@ class ModuleTracker:
         default.
         """
         self._lists: list[dict[str, Any]] = []
-        """Parameter groups that were switched to foreach for this step."""
+        """Parameter groups that were switched to the foreach implementation for this step."""
         self._stack: list[int] = []
         self._paths: dict[str, int] = {}
         self._of_module: dict[int, int] = {}

@@ -37,7 +37,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
 _QUERIES = frozenset({"prim", "profiler"})
-"""Namespaces of ops that query properties such as a tensor's device."""
+"""Namespaces of ops that only query something, such as a tensor's device."""
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 _DETACH, _DETACH_IN_PLACE = torch.ops.aten.detach.default, torch.ops.aten.detach_.default
 _EMPTY = torch.ops.aten.empty.memory_format
@@ -58,7 +58,7 @@ class Recorder(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-    """Lets higher-order operators reach this mode, which raises UsageError for them."""
+    """Tells torch to pass higher-order operators to this mode, which raises UsageError for them."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Recorder(TorchDispatchMode):
         return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor) if detached else lifted
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
-        """Run one call with `run`, and record it as a call of `func`."""
+        """Make one call by calling `run`, and record it as a call of `func`."""
         inputs = list(tensors_in((*args, *kwargs.values())))
         number = self._storages.call = len(self.calls)
         into = self._memories(inputs, outside=True)

@@ -55,7 +55,7 @@ class Storages:
         self._numbers: dict[int, int] = {}
         """Numbers of live storages by address; an address may be reused."""
         self._events: list[tuple[int, int, int]] = []
-        """(index of the call, storage number, bytes allocated or freed)."""
+        """One (index of the call, storage number, bytes allocated or freed) for each change of a storage."""
         self._memories: dict[tuple[int, int, bool], int] = {}
         self.call = -1
         """Index of the running call; -1 before the first one."""

@@ -18,7 +18,7 @@ from opreplay.replay.capture.calls.storages import Storages
 
 _internal: Any = import_module("torch._C")
 _ALONE = 2
-"""Reference count of a storage that only one tensor uses: that tensor and the query."""
+"""Reference count of a storage that only one tensor uses: one reference is the tensor's, one the query's."""
 _UNSEEN = 5
 """Reference count of a tensor's Python object that no other Python code holds. It consists of the references of the
 check itself.

@@ -34,7 +34,7 @@ copy.
 
 
 class Views:
-    """Live views of a step that require gradients."""
+    """Those views of a step that are still alive and require gradients."""
 
     def __init__(self) -> None:
         self._last: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -45,7 +45,7 @@ class Views:
         """Address of the storage into which the running autograd node has just copied its gradient."""
 
     def is_again(self, func: Any, args: Sequence[Any]) -> bool:
-        """Check whether autograd makes this call to recreate a view whose base was written to."""
+        """Check whether autograd makes this call to create a view again, because its base was written to."""
         if not func.is_view or not torch.is_grad_enabled():
             return False
         view, version = self._last.get(_key(func, args), (None, 0))
@@ -56,7 +56,7 @@ class Views:
         return True
 
     def add(self, func: Any, args: Sequence[Any], result: Any) -> None:
-        """Record a view call, or the target storage of a copy."""
+        """Record the result of a view call, or the storage into which a copy call writes."""
         if func is _COPY:
             self._copied = args[0].untyped_storage()._cdata
         if func.is_view and torch.is_grad_enabled() and isinstance(result, torch.Tensor):
@@ -98,7 +98,7 @@ _WRITES: dict[Any, Any] = {
 Autograd formulas (torch/csrc/autograd/FunctionsManual.cpp) make these calls on tensors that they created themselves.
 """
 _COPYING = ("ScatterReduceBackward", "IndexReduceBackward")
-"""Prefixes of autograd nodes whose formulas write to copies even without a mode."""
+"""Prefixes of autograd nodes whose formulas write into copies, whether or not a mode is active."""
 _CROSS_ENTROPY: dict[Any, Any] = {_aten.sub.Tensor: _aten.sub_.Tensor, _aten.mul.Tensor: _aten.mul_.Tensor}
 """Additional in-place overloads that the formula of `binary_cross_entropy_with_logits` uses."""
 _SELECTING = (

@@ -59,7 +59,7 @@ def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
 
 
 class _Masking(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel arguments that say which keys each query attends to."""
+    """The arguments with which a kernel is told which keys each query attends to."""
 
     arguments: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     kernels: Sequence[Kernel] = ()
@@ -227,7 +227,7 @@ def written_out(graph: Graph, call: Call) -> Fusion | None:
 
 
 class _Scaled(NamedTuple):
-    """The tensor from which copies, casts and multiplications created another tensor."""
+    """A source tensor from which another tensor was created by copies, casts and multiplications only."""
 
     tensor: Tensor
     factor: float

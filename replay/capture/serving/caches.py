@@ -35,7 +35,7 @@ class Writes(NamedTuple):
 
 
 def static_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Match keys and values written to caches of fixed size at the same positions."""
+    """Match two calls that write keys and values to caches of fixed size, at the same positions."""
     if call.name != "aten::index_copy_" or call.values["dim"] != POSITIONS or len(call.values["self"].shape) != 4:
         return None
     index: Tensor = call.values["index"]
@@ -113,7 +113,7 @@ def growing_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _grows(joined: Call) -> bool:
-    """Check whether a call appends new tokens to a tensor that no call has written to."""
+    """Check whether a concatenation appends new tokens to a tensor that no call has written to."""
     tensors = joined.values["tensors"]
     dim = joined.values.get("dim", 0)
     if len(tensors) != 2 or len(tensors[0].shape) != 4 or dim not in (POSITIONS, POSITIONS - 4):

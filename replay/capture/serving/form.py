@@ -14,7 +14,7 @@ from opreplay.replay.capture.serving.quantised import Weights, quantised
 from opreplay.replay.ir.model import ReplayPlan
 
 LOOPS = {"aten::_grouped_mm": "experts", "aten::index_copy_": "cache writes", "aten::rsqrt": "norms"}
-"""Calls that occur only in unfused parts of a step, with the name of the part."""
+"""Call that occurs only in unfused parts of a step → name of this part."""
 REASONS = {"aten::tanh": "softcap"}
 """Calls between attention scores and their softmax that no fused kernel supports → reason to report."""
 
@@ -54,7 +54,7 @@ def _attention(graph: Graph, call: Call) -> str | None:
 
 
 Fused = Literal["ascend", "none"]
-"""The servers whose fused kernels replace a plan's calls."""
+"""Kind of server whose fused kernels replace calls of a plan; "none" replaces no calls."""
 
 
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:

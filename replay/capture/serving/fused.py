@@ -73,13 +73,13 @@ def dense(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = 
 
 
 class Call(msgspec.Struct, eq=False):
-    """One call of the step, except views: it allocates or writes memory."""
+    """One call of the step that allocates or writes memory. Views are not included."""
 
     place: int
     name: str
     """Name with overload: "aten::add.Tensor"."""
     values: dict[str, Any]
-    """Values by argument: a Tensor, a list of tensors, or a plain value."""
+    """Argument → its value: a Tensor, a list of tensors, or a plain value."""
     results: list[Tensor]
 
     def tensors(self) -> list[Tensor]:
@@ -87,7 +87,7 @@ class Call(msgspec.Struct, eq=False):
 
 
 class New(msgspec.Struct, frozen=True, eq=False):
-    """A tensor that a fusion adds to the step."""
+    """A new tensor that a fusion adds to the step."""
 
     meta: TensorMeta
     parts: tuple[Tensor, ...] = ()
@@ -119,7 +119,7 @@ class Fusion(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels, in order of execution."""
     calls: frozenset[Call]
     dropped: Sequence[Tensor] = ()
-    """Outputs of the step that are removed because the host computes them (counters)."""
+    """Outputs of the step that are removed because a server computes them on the host (counters)."""
     is_early: bool = False
     """Whether the kernels run at the position of the first replaced call. Otherwise they run at the position of the
     last one.
@@ -139,21 +139,21 @@ class Pattern(msgspec.Struct, frozen=True):
     """Matches a call that has this name and whose arguments were created by calls that match the given patterns."""
 
     key: str
-    """Key under which `Graph.matched` returns the matched call."""
+    """Name under which `Graph.matched` returns the matched call."""
     name: str
     of: Mapping[str, Sequence[Pattern | None]]
     """Argument → for each of its tensors, a pattern for the call that created it; None matches any tensor."""
 
 
 def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> Pattern:
-    """Return the pattern of a call and of the calls that created its arguments."""
+    """Return a pattern for a call, with patterns for the calls that created its arguments."""
     return Pattern(
         key, name, {argument: (part,) if isinstance(part, Pattern) else part for argument, part in of.items()}
     )
 
 
 class Between(msgspec.Struct, frozen=True):
-    """Calls between one call and a tensor derived from its results."""
+    """The chain of calls from the result of one call to a tensor."""
 
     start: Call
     calls: Sequence[Call]
@@ -161,7 +161,7 @@ class Between(msgspec.Struct, frozen=True):
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The calls as kernels, so that they can be moved to another position."""
+        """The same calls in the form of kernels, so that they can be moved to another position."""
         return [Kernel(name=call.name, values=call.values, results=call.results) for call in self.calls]
 
 
@@ -184,7 +184,7 @@ class Graph:
         self.rank = plan.capture.rank
         self.parameters = {each.storage: each for each in plan.capture.storages if each.kind == "parameter"}
         self.shared: dict[Hashable, New] = {}
-        """Tensors that several fusions use, by a key that is the same for equal tensors."""
+        """Key → tensor that several fusions use; equal tensors have the same key."""
         for place in range(len(self.sequence.calls)):
             self._add(place)
 

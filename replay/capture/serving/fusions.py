@@ -216,7 +216,7 @@ def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
-    """Check whether a tensor is computed from angles concatenated with themselves."""
+    """Check whether a tensor was computed from a concatenation of the rotation angles with themselves."""
     at: Any = tensor
     while (unary := graph.maker(at, _CAST, "aten::mul.Tensor", "aten::cos", "aten::sin")) is not None:
         at = unary.values["self"]

@@ -43,7 +43,7 @@ def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
 
 
 def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
-    """Return the comparisons that a mask combines with "and"; None if it has other parts."""
+    """Return the comparisons that are joined with "and" in a mask; None if the mask has other parts."""
     waiting, parts = [visible], list[Call]()
     while waiting:
         tensor = waiting.pop()

@@ -247,7 +247,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> Kernel:
-    """Return the kernel that sums the rows of a token's experts, multiplied by their weights."""
+    """Return the kernel that adds up each token's rows from its experts, multiplied by their weights."""
     values = {
         **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
         "expanded_permuted_rows": rows,

@@ -8,7 +8,7 @@ from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, N
 
 _CAST = "aten::_to_copy"
 JOINED = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
-"""Layers of one module that vLLM merges into one layer, by their names in transformers."""
+"""Groups of layers of the same module that vLLM merges into one layer, by their names in transformers."""
 _OPERANDS = {"aten::mm": ("self", "mat2", None), "aten::addmm": ("mat1", "mat2", "self")}
 """Op that computes a matrix product → names of its arguments for rows, weight and bias (None without a bias)."""
 

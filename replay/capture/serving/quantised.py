@@ -23,7 +23,7 @@ from opreplay.traces.model import TensorMeta
 
 Weights = Literal["w8a8", "w4a16"]
 WHOLE = (".gate.weight", "router", "lm_head", "embed", "kv_b_proj", "shared_expert_gate")
-"""Parts of the names of parameters that keep their dtype."""
+"""A parameter is not quantized if its name contains one of these."""
 GROUP = 32
 """Number of rows of a W4A16 weight that share a scale, as in Kimi-K2-Thinking."""
 PACKED = 8

@@ -28,7 +28,7 @@ WIDER = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
-"""The wider dtype in which the exact result is computed, for each dtype that has one."""
+"""Dtype → the wider dtype in which its exact result is computed; dtypes without a wider one are missing."""
 
 
 ROOM_BYTES, ROOM_BYTE = 256, 0x55
@@ -45,7 +45,7 @@ from zero, but float16 and float32 still represent each of them to about a hundr
 """
 SMALL = 2.0**-20
 BEYOND_FLOAT16_FACTOR = 2.0**18
-"""Factor for "beyond" values; float16 can represent only a few of the products."""
+"""Factor for "beyond" values: float16 can represent only a few of the values multiplied by it."""
 OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 """Integers that are not a valid index into any tensor."""
 INTEGER_ONLY_VALUES = frozenset[Values](("signed", *OUTSIDE))
@@ -119,7 +119,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct):
-    """The results of a call: returned tensors, and written arguments after the call."""
+    """The results of a call: what it returned, and the arguments that it wrote to, after the call."""
 
     returned: list[torch.Tensor] = msgspec.field(default_factory=list)
     written: list[torch.Tensor] = msgspec.field(default_factory=list)
@@ -174,9 +174,9 @@ class Bench(msgspec.Struct):
     compact_bases: list[Case] = msgspec.field(default_factory=list[Case])
     """Small versions of `bases`, with few elements, that the op accepts."""
     refused: list[Case] = msgspec.field(default_factory=list)
-    """Given calls that the reference accepts but the op refuses."""
+    """Calls from the user or a trace that the reference accepts but the op refuses."""
     isolated: bool = False
-    """Whether the op runs in its own process, which a call may terminate."""
+    """Whether the op runs in its own process, so that a crash in a call ends only that process."""
     trying: Callable[[str], None] | None = None
     """Called with the text of each call before the call is made, and with "" after the call, until the trials begin."""
     lost: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -198,7 +198,7 @@ class Bench(msgspec.Struct):
 
     @property
     def first(self) -> Case:
-        """The case used if one case is enough."""
+        """The case for trials that need only one case."""
         return self.bases[0]
 
     def spec(self, case: Case) -> OpSpec:
@@ -241,7 +241,7 @@ class Bench(msgspec.Struct):
         return variants.other_calls(case, self.spec(case), words)
 
     def reference_refuses(self, case: Case, arguments: Arguments) -> bool:
-        """Check whether there is a reference that refuses these arguments."""
+        """Check whether the case has a reference and this reference refuses these arguments."""
         if self.has_reference(case):
             try:
                 self.refer(case, arguments.copy())
@@ -438,7 +438,7 @@ def reach_of(arguments: Arguments) -> float:
 
 
 def as_float64(arguments: Arguments) -> Arguments:
-    """Return the same numbers in float64, contiguous, in separate memory."""
+    """Return the arguments as contiguous copies in a wider dtype (see `WIDER`), in separate memory."""
     memo: dict[int, torch.Tensor] = {}
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,7 @@ class Distance(msgspec.Struct, frozen=True):
     ulp: float | None
     relative: float | None
     where: str = ""
-    """The position of the worst element and both values."""
+    """The position of the worst element, with its actual and its expected value."""
 
 
 def compare(

@@ -206,9 +206,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """Description of the reference in words."""
     function: Callable[..., Any] | None
-    """The reference function; None for the op itself, in float64 and on contiguous copies."""
+    """The reference function; None if the reference is the op itself, in float64 on contiguous copies."""
     by_overload: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict[str, Callable[..., Any]])
-    """Reference functions for single overloads of the checked op."""
+    """Overload of the checked op → reference function for this overload, instead of `function`."""
 
     def function_for(self, overload: str | None) -> Callable[..., Any] | None:
         """Return the reference function for an overload of the op; None if the op itself is the reference."""
@@ -216,7 +216,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 GRADIENT = "gradient:"
-"""Prefix of the forward op in --against if the reference is its gradients."""
+"""Prefix in --against: "gradient:OP" names the gradients of the forward op OP as the reference."""
 ITSELF = Reference(text="itself in float64 and on contiguous copies", function=None)
 
 

@@ -63,14 +63,14 @@ def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., A
 
 
 def _placed(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return a value with tensors in place of their placeholders."""
+    """Return the value with each placeholder (`_Place`) replaced by its tensor, also in lists."""
     if isinstance(value, _Place):
         return tensors[value.number]
     return [_placed(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Placeholder for one of the tensors."""
+    """Placeholder for the tensor with this number."""
 
     number: int
 

@@ -413,7 +413,7 @@ def _any_number(gradient: torch.Tensor | None, wanted: torch.Tensor | None) -> t
 def _of_reference(
     bench: Bench, case: Case, arguments: Arguments, form: Form | None = None
 ) -> tuple[list[torch.Tensor | None], Exception | None]:
-    """Return the reference's gradients and None, or an empty list and the reference's error."""
+    """Return (gradients of the reference, None), or ([], error) if the reference raises an error."""
     try:
         gradients = _gradients(bench.reference_call(case, arguments), arguments, form)
     except Exception as error:  # references raise anything

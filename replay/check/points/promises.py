@@ -114,7 +114,7 @@ def _shares_always(bench: Bench, case: Case) -> Finding:
 
 
 def _shared(arguments: Arguments, returned: Any) -> set[str]:
-    """Return the names of arguments whose memory the results of a call share."""
+    """Return the names of the arguments that share memory with the results of a call."""
     owners = _owners(arguments)
     places = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(list(flattened(returned)))}
     return {name for place, name in owners.items() if place in places}
@@ -132,7 +132,7 @@ def _differ(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def _owners(arguments: Arguments) -> dict[int, str]:
-    """Map the address of each storage to the name of the first argument in it."""
+    """Map the address of each storage to the name of the first argument that uses it."""
     owners: dict[int, str] = {}
     for name, tensor in arguments.named_tensors().items():
         if tensor.untyped_storage().nbytes() and tensor.device.type != "meta":

@@ -51,7 +51,7 @@ MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
 at most `MOST_MOVED` elements and must have at least `FEWEST_MOVED` distinct values.
 """
 MOST_REFUSED = 2
-"""If this many cases had no accepted alternative sizes, alternatives are no longer tried."""
+"""After this many cases without accepted alternative sizes, no more alternatives are tried."""
 ROUNDINGS = 8
 """Number of ways in which arguments are rounded once more if a result is not floating-point."""
 FINE_ROUNDINGS = 4.0

@@ -66,7 +66,7 @@ class Executor:
     cache_bytes = 0
     """Size of the last-level cache; 0 if unknown or absent."""
     evicted_bytes = 0
-    """Number of bytes of the cache that `evict` overwrites."""
+    """How many bytes of the cache `evict` overwrites."""
     gauge: Gauge | None = None
     """The reference workload, which shows the current speed of the device."""
 

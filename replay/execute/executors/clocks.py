@@ -136,7 +136,7 @@ class EventClock(Clock):
 
     max_calls = QUEUE_CALLS
     resolution_us = 0.5
-    """CUDA documents 0.5 us for cudaEventElapsedTime."""
+    """Resolution in µs that the CUDA documentation gives for cudaEventElapsedTime."""
 
     def __init__(
         self,

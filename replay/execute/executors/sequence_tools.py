@@ -23,7 +23,7 @@ class Tools:
     """Tensor operations for running a sequence. This base class is for executors without tensors."""
 
     def as_called(self, call: partial[Any]) -> partial[Any]:
-        """Return the same call in the form in which a Python program makes it."""
+        """Return the same call in the form that a Python program uses."""
         return call
 
     def flat(self, returned: Any) -> list[Any]:
@@ -87,5 +87,5 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an initializer other than the default made the values, e.g. because they are indices."""
     assumptions: tuple[Assumption, ...]
     lengths: BatchLengths | None
-    """Lengths of the batch that the values describe, if the initializer knows them."""
+    """Sequence lengths of the batch that the values describe, if the initializer knows them."""
     filling: Filling | None = None

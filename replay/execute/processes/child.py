@@ -28,7 +28,7 @@ from opreplay.replay.ir.model import Reason
 from opreplay.traces.child_process import python_command
 
 START_S = 180.0
-"""Time limit for loading torch and opening the device; slow with cold file caches."""
+"""Time limit for loading torch and opening the device, which is slow if file caches are cold."""
 GRACE_S = 5.0
 """Time for a child to exit after its socket is closed."""
 FRAME_S = 10.0
@@ -161,7 +161,7 @@ class Child:
 
     @property
     def is_stopped(self) -> bool:
-        """Check whether a signal stopped the child, if the system reports it."""
+        """Check whether a signal stopped the child; False if the system does not report it."""
         return is_stopped(self.process.pid)
 
     def _ran_out_of_memory(self) -> bool:
@@ -193,7 +193,7 @@ class Child:
 
 
 def is_stopped(pid: int) -> bool:
-    """Check whether a signal or a debugger has stopped a process, if the system reports it."""
+    """Check whether a signal or a debugger stopped a process; False if the system does not report it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

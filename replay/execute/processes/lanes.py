@@ -24,7 +24,7 @@ from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.traces.errors import UsageError
 
 Decide = Callable[[ReplayOp], Outcome | None]
-"""Called right before an op runs; returns an outcome to skip the op, or None."""
+"""Function called right before an op runs. It returns an outcome to skip the op, or None to run it."""
 Step = ReplayOp | PassDone | tuple[ReplayOp, Outcome]
 """What an engine yields: the next op, a finished pass of a sequence, or an op with its outcome."""
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 TRIES = 2
-"""Number of workers that may be lost while running one op."""
+"""Number of workers that may be lost during one op before the op is given up."""
 APART = 16
 """Number of ops between two rounds of one op. They take some seconds, in which the load of the machine changes."""
 SETUP = 15.0
@@ -206,7 +206,7 @@ class Lanes:
         return self._started(len(self._lanes))
 
     def _started(self, needed: int) -> dict[str, object]:
-        """Start all workers, wait until `needed` of them are ready, and return the facts."""
+        """Start all workers, wait until `needed` of them are ready, and return the facts about the engine."""
         self._starting = list(self._lanes)
         for lane in self._lanes:
             lane.open()

@@ -82,7 +82,7 @@ class ChildProcess(Workers):
         self._options = config.options
         self._task: Task | None = None
         self._raised_in_start = -1
-        """Number of the child in which an op last raised."""
+        """Value of `starts` when an op last raised an error; -1 if none has."""
         self._tries = 0
         self._raises = 0
 

@@ -49,7 +49,7 @@ class Blame:
 
     def __init__(self) -> None:
         self.unshared: set[str] = set()
-        """Ids of ops that ended a process while sharing tensors with other ops."""
+        """Ids of ops that ended a process while they shared tensors with other ops. Now they get their own."""
         self.reasons: dict[str, Reason] = {}
         """Op id → reason why the op is excluded."""
         self.deaths = 0
@@ -175,7 +175,7 @@ class SequenceEngine:
         self._workers.close()
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
-        """Return the record of the sequence as a whole."""
+        """Return the record of the whole sequence as a tuple; () if there is no outcome."""
         return () if self._outcome is None else (self.record_of(self._outcome, results),)
 
     def record_of(self, outcome: SequenceOutcome, results: Sequence[OpResult]) -> SequenceResult:

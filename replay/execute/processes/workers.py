@@ -75,7 +75,7 @@ class Heartbeats:
     """One file per process, into which the process writes its current op."""
 
     def __init__(self, count: int, *, calls: int) -> None:
-        """Ops with an index below `calls` wait for no other process."""
+        """Create one file per process. Ops with an index below `calls` wait for no other process."""
         self.calls = calls
         self._files = [Unnamed() for _ in range(count)]
         for file in self._files:
@@ -353,7 +353,7 @@ class Workers:
             self._patient_until = min(self._patient_until, monotonic() + AFTER_ERROR_S)
 
     def _overdue(self, *, silent: bool) -> Death | None:
-        """Return why a task with silent processes ends now; None if it continues."""
+        """If no process has sent a message (`silent`), return why the task ends now. None if it continues."""
         now, seen = monotonic(), self._beats.read() if self._beats is not None else []
         if seen != self._seen:
             self._seen, self._moved = seen, now

@@ -153,13 +153,13 @@ Stamps = Sequence[tuple[int, int]]
 
 
 def _on_one_clock(call: Stamps) -> tuple[int, int, int]:
-    """Return (transfer, wait, last rank to arrive) of one call, in ns, with a common clock."""
+    """Return (transfer, wait, last rank to arrive) of one call, in ns. All ranks share one clock."""
     last = max(range(len(call)), key=lambda rank: call[rank][0])
     came = call[last][0]
     return max(done for _, done in call) - came, came - min(arrived for arrived, _ in call), last
 
 
 def _by_shortest(call: Stamps) -> tuple[int, int, int]:
-    """Return (transfer, wait, last rank to arrive) of one call, in ns, with separate clocks."""
+    """Return (transfer, wait, last rank to arrive) of one call, in ns. Each rank has its own clock."""
     lasted = [done - arrived for arrived, done in call]
     return min(lasted), max(lasted) - min(lasted), lasted.index(min(lasted))

@@ -50,7 +50,7 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
 Command = RankConfig | RankTask | Over
 """A command of rank 0 to another rank; a configuration starts a process."""
 Answer = Ready | RankReply | Gone
-"""A rank's reply: once when it is ready, and then to each task."""
+"""What a rank sends: `Ready` once, then a reply to each task, or `Gone` when it has ended."""
 
 
 class MessageStore:
@@ -147,7 +147,7 @@ class JoinedRanks(Workers):
     """The launched ranks, controlled by rank 0."""
 
     def __init__(self, place: Launched, config: RankConfig, *, limit_s: float) -> None:
-        """`config` applies to every rank; rank number, device and store follow from `place`."""
+        """`config` applies to every rank, but rank number, device and store are taken from `place`."""
         super().__init__(self._launched, limit_s=limit_s, listen=_spoken)
         self._place, self._config = place, config
         self._messages = MessageStore(place)

@@ -34,7 +34,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     drops: tuple[tuple[Value, ...], ...]
     """For each call, the results that are dropped after it."""
     peak_bytes: int
-    """Peak memory of all tensors, including their creation."""
+    """Peak memory of all tensors. It includes the memory needed while they are created."""
     outside_bytes: int
     """Memory of the external tensors, which exist for the whole sequence."""
     recycled: int = 0
@@ -123,7 +123,7 @@ def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
 
 
 def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
-    """Replace external tensor n by tensor `target[n]`; -1 is a tensor created for its call."""
+    """Replace external tensor n by tensor `target[n]`; if that is -1, by a tensor created for each call."""
     remaining = sorted(set(target) - {-1})
     number = {old: new for new, old in enumerate(remaining)}
 
@@ -162,7 +162,7 @@ class _Sweep:
         self._in_place = list(map(makes_no_memory, ops))
 
     def result(self) -> MemoryPlan:
-        """Return the plan of this pass. Raises ValueError if it cannot stay within the limit."""
+        """Run the pass and return its plan. Raises ValueError if the memory limit cannot be kept."""
         sources: list[tuple[Source, ...]] = []
         drops: list[tuple[Value, ...]] = []
         remade = 0

@@ -221,18 +221,18 @@ class SequenceRun:
         return self.outcome(samples, sums, walls, refilled, options, resolution_us, interrupted)
 
     def note_refilled(self, program: Program) -> None:
-        """Record notes on the ops whose values the passes of a program refilled."""
+        """Record notes on the ops whose values were refilled during the passes of a program."""
         for number, (before, after) in program.refilled_ops().items():
             notes = [*([OUTSIDE_DOMAIN] if before else []), *([NOT_FINITE] if after else [])]
             self._made_up[self._numbers[number]] = tuple(Assumption(argument=VALUES, what=what) for what in notes)
 
     def places(self) -> list[int]:
-        """Return the position in the program of each call of the task, and of the task's end."""
+        """Return, for each call of the task and for the task's end, the position in the program."""
         there = set(self._numbers)
         return [0, *accumulate(index in there for index in self._task.calls)]
 
     def calls(self) -> list[int]:
-        """Return the op of each call of the program, as its index in the task."""
+        """Return, for each call of the program, the index of its op in the task."""
         assert self._plan is not None
         return [self._numbers[index] for index in self._plan.linked.calls]
 

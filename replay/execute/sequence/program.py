@@ -37,7 +37,7 @@ class Findings:
         self.raised: dict[int, Exception] = {}
         """Op index → error that a call raised."""
         self.unknown: set[tuple[str, int]] = set()
-        """(op id, output) of results that a later call uses but that differ from the plan."""
+        """(op id, output number) of the results that a later call uses and that differ from the plan."""
 
     def __bool__(self) -> bool:
         return bool(self.raised or self.unknown)

@@ -54,7 +54,7 @@ def tanh(input: Tensor) -> Tensor:
 
 @stands_for("aiter::gelu_fast", writes=("out",))
 def gelu_fast(out: Tensor, input: Tensor) -> None:
-    """Write x/2 · (1 + tanh(0.7978845608 x (1 + 0.044715 x²))) to out."""
+    """Write x/2 · (1 + tanh(0.7978845608 x (1 + 0.044715 x²))) to `out`, where x is `input`."""
     out.copy_(F.gelu(input.float(), approximate="tanh"))
 
 

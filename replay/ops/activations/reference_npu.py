@@ -33,13 +33,13 @@ def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str) -> Tensor
 
 @stands_for("npu::npu_gelu_mul")
 def gelu_mul(input: Tensor, approximate: str) -> Tensor:
-    """Return gelu(first half) · second half."""
+    """Return gelu(first half) · second half, with `input` halved along its last dim."""
     first, second = input.chunk(2, -1)
     return F.gelu(first, approximate=approximate or "none") * second
 
 
 def _geglu_halves(self: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """Split self along dim; return (half to activate, other half)."""
+    """Split `self` in two halves along `dim`; return (half to activate, other half)."""
     first, second = self.chunk(2, dim)
     return (first, second) if activate_left else (second, first)
 
@@ -180,13 +180,13 @@ def dtype_cast_(self: Tensor, src: Tensor) -> Tensor:
 
 @stands_for("npu::npu_dtype_cast_backward", "npu::_npu_dtype_cast_backward")
 def dtype_cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return grad in the dtype of the input."""
+    """Return `grad` converted to `dtype`, the dtype of the forward op's input."""
     return grad.to(dtype, copy=True)
 
 
 @stands_for("npu::npu_format_cast_")
 def format_cast_(self: Tensor, src: Tensor) -> Tensor:
-    """Copy src's values into self; the NPU's private memory formats are not reproduced."""
+    """Copy the values of `src` into `self`; the NPU's private memory formats are not reproduced."""
     return self.copy_(src)
 
 
@@ -232,7 +232,7 @@ def dropout_with_add_softmax(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_dropout_with_add_softmax_backward")
 def dropout_with_add_softmax_backward(c: Call) -> tuple[Tensor, Tensor]:
-    """Return the gradients of self and x1."""
+    """Return the gradients of `self` and `x1`."""
     scale = 0.0 if c.prob >= 1 else 1.0 / (1.0 - c.prob)
     upstream = c.grad.float() * c.mask.float() * scale
     wide = c.softmax_out.float()

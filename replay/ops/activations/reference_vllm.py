@@ -33,21 +33,21 @@ _declare("relu_squared", lambda x: F.relu(x).square())
 
 @stands_for("_C::mul_and_silu")
 def mul_and_silu(out: Tensor, input: Tensor) -> None:
-    """Write first half · silu(second half) of the input to out: [.., 2d] → [.., d]."""
+    """Write first half · silu(second half) of `input` to `out`: [.., 2d] → [.., d]."""
     up, gate = input.chunk(2, dim=-1)
     out.copy_(up * F.silu(gate))
 
 
 @stands_for("_C::fatrelu_and_mul")
 def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> None:
-    """Write (first half if above the threshold, otherwise 0) · second half to out."""
+    """Write f(first half) · second half to `out`; f(x) is x if x > `threshold`, otherwise 0."""
     # Not F.threshold, which keeps NaN: what is not above the threshold is 0.
     out.copy_(gated(input, lambda gate: torch.where(gate > threshold, gate, torch.zeros_like(gate))))
 
 
 @stands_for("_C::swigluoai_and_mul")
 def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float, limit: float) -> None:
-    """Compute the gated activation of gpt-oss, with gate and up interleaved."""
+    """Compute the gated activation of gpt-oss; the elements of gate and up alternate in `input`."""
     out.copy_(swiglu_oai(input, alpha, limit))
 
 

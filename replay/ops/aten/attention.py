@@ -57,7 +57,7 @@ def _flash_states(q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tokens_first(out: Tensor) -> Tensor:
-    """Return [B, H, S, D] as a view of memory in [B, S, H, D] order."""
+    """Return `out` [B, H, S, D] as a view of memory in [B, S, H, D] order."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 

@@ -59,7 +59,7 @@ def _by_channel(per_channel: Tensor, x: Tensor) -> Tensor:
 
 
 def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the mean and inverse standard deviation of x [N, C, *], float32 [C]."""
+    """Return mean and inverse standard deviation of each channel of x [N, C, *], both float32 [C]."""
     variance, mean = torch.var_mean(x.float(), dim=_reduced(x), correction=0)
     return mean, (variance + eps).rsqrt()
 

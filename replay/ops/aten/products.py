@@ -17,7 +17,7 @@ from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.maths.quantize import expand_scale
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of 4-bit floats by their lower three bits (OCP microscaling formats)."""
+"""Magnitudes of 4-bit floats, indexed by their lower three bits (OCP microscaling formats)."""
 BLOCKS = {"torch.float8_e8m0fnu": 32, "torch.float8_e4m3fn": 16}
 """Number of elements that share a scale, by the name of the scales' dtype.
 
@@ -59,7 +59,7 @@ def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
 
 
 def scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Return the numbers of x times their scales as float32 [rows, K]."""
+    """Return the values of `x` multiplied by their scales, as float32 [rows, K]."""
     numbers = numbers_of(x)
     rows, width = numbers.shape
     if str(scale.dtype) in BLOCKS:

@@ -21,7 +21,7 @@ def _refuse(condition: bool, what: str) -> None:
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True):
-    """Query ends, keys and values of each sequence of a varlen call."""
+    """End positions of the queries, and keys and values of each sequence, for a varlen call."""
 
     query_ends: list[int]
     keys_values: list[tuple[Tensor, Tensor]]

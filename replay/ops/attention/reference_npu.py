@@ -95,7 +95,7 @@ def _masked(
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, visible: Tensor) -> Tensor:
-    """Return scores float32 [H, Sq, Sk]; masked scores are −inf."""
+    """Return the float32 scores [H, Sq, Sk]; masked scores are −inf."""
     k3 = k.transpose(0, 1).repeat_interleave(q.shape[1] // k.shape[1], 0)
     scores = q.transpose(0, 1).float() @ k3.float().transpose(1, 2) * scale
     return scores.masked_fill(~visible, -torch.inf)

@@ -76,7 +76,7 @@ def _rows_of(hidden: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
-    """Return softmax statistics [.., 8] as [N, S] per sequence."""
+    """Return the softmax statistics `stat` [.., 8] as one tensor [N, S] per sequence."""
     first = stat[..., 0].float()
     if layout == "TND":
         parts, start = [], 0

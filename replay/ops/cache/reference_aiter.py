@@ -40,7 +40,7 @@ def reshape_and_cache(c: Call) -> None:
 
 @stands_for("aiter::copy_blocks", writes=("key_caches", "value_caches"))
 def copy_blocks(key_caches: Tensor, value_caches: Tensor, block_mapping: Tensor) -> None:
-    """Copy block block_mapping[:, 0] to block block_mapping[:, 1] in caches [blocks, ..]."""
+    """In both caches [blocks, ..], copy blocks `block_mapping[:, 0]` to blocks `block_mapping[:, 1]`."""
     source, target = block_mapping.to(key_caches.device, torch.int64).unbind(1)
     for cache in (key_caches, value_caches):
         cache[target] = cache[source]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""torch_npu's writes to key-value caches."""
+"""torch_npu's ops that write to key-value caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opreplay.replay.ops.rope.reference_npu import to_halves
 
 @stands_for("npu::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache")
 def npu_write_cache(c: Call) -> None:
-    """Write key, value [T, Hkv, D] into caches [blocks, page, Hkv, D] at their slots."""
+    """Write `key` and `value` [T, Hkv, D] into caches [blocks, page, Hkv, D] at the tokens' slots."""
     slot_mapping = getattr(c, "slot_mapping", None)
     slots = slot_mapping if slot_mapping is not None else getattr(c, "slot_indices", None)
     assert slots is not None

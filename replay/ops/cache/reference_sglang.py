@@ -1,5 +1,5 @@
 # pyright: strict
-"""SGLang's writes to key-value caches."""
+"""SGLang's ops that write to key-value caches."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def ctc_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 def on_host(op: OpView, flops: float) -> list[KernelCall]:
-    """Return the op as an AI CPU program of `flops` operations."""
+    """Return a kernel that runs the op on the AI CPUs with `flops` operations."""
     op.note("runs on the AI CPUs, whose speed is assumed")
     return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs(), operations=float(flops))]
 

@@ -146,7 +146,7 @@ def _made(query: float, context: float, pairs: float, sequences: int) -> Content
 
 
 def _sequences(op: OpView) -> tuple[int | None, bool]:
-    """Return the number of sequences in the arguments, and whether the queries are packed."""
+    """Return (number of sequences according to the arguments, whether the queries are packed)."""
     for name in (*names.CUMULATIVE_NEW, *names.CUMULATIVE_SEEN, "kv_indptr"):
         meta = op.meta(name)
         if meta is not None and meta.shape and meta.shape[0]:

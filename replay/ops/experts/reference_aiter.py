@@ -127,13 +127,13 @@ def moe_sum(input: Tensor, output: Tensor) -> None:
 
 @stands_for("aiter::topk_sigmoid")
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor) -> None:
-    """Write the top-k experts by sigmoid score."""
+    """Write the weights and indices of the top-k experts by sigmoid score."""
     write_choice(gating_output.float().sigmoid(), topk_weights, topk_indices, renormalize=False)
 
 
 @stands_for("aiter::grouped_topk")
 def grouped_topk(c: Call) -> None:
-    """Write DeepSeek-V2's grouped top-k of experts."""
+    """Write the weights and ids of the experts that DeepSeek-V2's grouped top-k selects."""
     logits = c.gating_output.float()
     scores = logits.softmax(-1) if c.is_softmax else logits.sigmoid()
     write_grouped(

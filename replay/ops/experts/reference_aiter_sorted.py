@@ -81,7 +81,7 @@ def fmoe_g1u1_tkw1(c: Call) -> None:
 
 @stands_for("aiter::fmoe_int8_g1u0", "aiter::fmoe_int8_g1u0_a16", writes=("out",))
 def fmoe_int8_g1u0(c: Call) -> None:
-    """Compute quantised experts without gating, [E, I, H]."""
+    """Compute quantised experts without gating; the first layer's weights are [E, I, H]."""
     activation, scale = getattr(c, "activation", 1), getattr(c, "input_scale", None)
     _experts(c, activation or 0, gated=False, scales=(c.fc1_scale, c.fc2_scale), input_scale=scale)
 

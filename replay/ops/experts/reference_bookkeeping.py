@@ -114,7 +114,9 @@ def shuffle_rows(input_tensor: Tensor, dst2src_map: Tensor, output_tensor: Tenso
 
 @stands_for("sgl_kernel::apply_shuffle_mul_sum", writes=("output",))
 def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, factors: Tensor | None) -> None:
-    """Write the sum over k of factors [T, k] · input[permutation [T · k]] to output [T, H]."""
+    """Write to `output` [T, H], for each token, the sum over k of `factors` [T, k] · the rows of `input` that
+    `permutation` [T · k] lists.
+    """
     tokens = output.shape[0]
     rows = cast("Tensor", input[permutation.flatten().to(torch.int64)].float().unflatten(0, (tokens, -1)))
     if factors is not None:

@@ -184,7 +184,7 @@ def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int |
 
 @stands_for("npu::npu_moe_token_unpermute")
 def npu_moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
-    """Return the sum over k of probs [T, k] · permuted_tokens[sorted_indices], [T, H]."""
+    """Return [T, H]: for each token, the sum over k of probs [T, k] · permuted_tokens[sorted_indices]."""
     topk = probs.shape[1] if probs is not None else 1
     place = sorted_indices.to(torch.int64)
     rows = permuted_tokens[place.clamp(0, permuted_tokens.shape[0] - 1)].float()

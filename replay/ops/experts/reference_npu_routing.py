@@ -87,7 +87,7 @@ def moe_token_permute_grad(c: Call) -> Tensor:
 
 
 def _gathered(rows: Tensor, places: Tensor) -> Tensor:
-    """Return float32 rows at `places`; zeros for places after the last row."""
+    """Return the rows at `places` as float32, with zeros for places after the last row."""
     where = places.flatten().to(torch.int64)
     gathered = rows[where.clamp(0, rows.shape[0] - 1)].float()
     return gathered.masked_fill((where >= rows.shape[0]).unsqueeze(1), 0.0)

@@ -169,7 +169,7 @@ def _write_grouped(c: Call, scores: Tensor, bias: Tensor | None) -> None:
 
 @stands_for("vllm::rocm_aiter_grouped_topk")
 def rocm_aiter_grouped_topk(c: Call) -> None:
-    """Write DeepSeek-V2's grouped top-k of experts."""
+    """Write the weights and ids of the experts that DeepSeek-V2's grouped top-k selects."""
     logits = c.gating_output.float()
     _write_grouped(
         c, logits.sigmoid() if getattr(c, "scoring_func", "softmax") == "sigmoid" else logits.softmax(-1), None

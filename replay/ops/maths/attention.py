@@ -31,7 +31,7 @@ class Rules(NamedTuple):
     alibi: Tensor | None = None
     """Slopes [H], added as −slope · distance from the aligned diagonal."""
     sinks: Tensor | None = None
-    """One additional logit per head [H], without a value."""
+    """One additional softmax logit per head [H], to which no value vector belongs."""
 
 
 class _Band(NamedTuple):

@@ -15,7 +15,7 @@ Lengths = list[int] | None
 
 
 SWAPPED = {"SBH": (0, 1), "NTD": (0, 1), "BNSD": (1, 2)}
-"""Layout → dimensions to swap to get the order sequences, rows, heads."""
+"""Layout → the two dimensions to swap to get the order (sequences, rows, heads)."""
 
 
 def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:

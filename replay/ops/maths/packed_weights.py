@@ -113,7 +113,7 @@ def grouped_weight(
 
 
 def _zero_points(zeros: Tensor | None, size_n: int, bits: int) -> Tensor | None:
-    """Return float32 [groups, N] of packed or unpacked zeros, or None without zeros."""
+    """Return packed or unpacked zero points as float32 [groups, N], or None if there are none."""
     if zeros is None or not zeros.numel():
         return None
     unpacked = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)

@@ -29,7 +29,7 @@ def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMEN
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return [.., K] as [rows, K], also for sizes of zero."""
+    """Return `x` [.., K] reshaped to [rows, K]; sizes may be zero."""
     return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 

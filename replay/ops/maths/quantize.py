@@ -61,7 +61,7 @@ def group_scale(x: Tensor, group: int, limit: float, *, eps: float = 1e-10, powe
 
 
 def quantize_groups(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Quantise x [.., d] with scale [.., groups]."""
+    """Quantise x [.., d] with one scale per group: `scale` [.., groups]."""
     group = x.shape[-1] // scale.shape[-1]
     return to_quantized(x.unflatten(-1, (-1, group)), scale.unsqueeze(-1), dtype).flatten(-2)
 

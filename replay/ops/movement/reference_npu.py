@@ -22,7 +22,7 @@ def confusion_transpose(self: Tensor, perm: list[int], shape: list[int], transpo
 
 @stands_for("npu::npu_confusion_transpose_backward")
 def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
-    """Invert npu_confusion_transpose; `shape` is the shape of its input."""
+    """Invert npu_confusion_transpose; `shape` is the shape of that op's input."""
     back = [perm.index(i) for i in range(len(perm))]
     if transpose_first:
         view = grad.reshape([shape[i] for i in perm]).permute(back)
@@ -117,14 +117,14 @@ def sort_v2(self: Tensor, dim: int, descending: bool) -> Tensor:
 
 @stands_for("npu::npu_stride_copy")
 def stride_copy(self: Tensor, shape: list[int], stride: list[int], storage_offset: int) -> Tensor:
-    """Return a copy of a strided view of self's memory."""
+    """Return a copy of a strided view of the memory of `self`."""
     view = self.contiguous().flatten().as_strided(shape, stride, int(storage_offset))
     return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_view_copy", "npu::copy_memory_")
 def view_copy(self: Tensor, other: Tensor | None = None, src: Tensor | None = None) -> Tensor:
-    """Copy the values of `other` (or `src`) into self."""
+    """Copy the values of `other` (or `src`) into `self`."""
     source = src if other is None else other
     assert source is not None
     return self.copy_(source)
@@ -185,7 +185,7 @@ def scatter_list(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Ten
 
 @stands_for("npu::_npu_index_add_")
 def index_add_(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Tensor:
-    """Add alpha · source to self[index] along the first dim."""
+    """Add `alpha` · `source` to the rows `index` of `self` (first dim)."""
     return self.index_add_(0, index.to(torch.int64), source, alpha=alpha)
 
 

@@ -59,7 +59,7 @@ def layer_norm(
 
 @stands_for("aiter::layernorm2d_fwd_with_add")
 def add_layer_norm(c: Call) -> None:
-    """Write input + residual_in (+ x_bias) to residual_out, and its layer norm to out."""
+    """Write input + residual_in (+ x_bias) to `residual_out`, and the layer norm of this sum to `out`."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.residual_in + c.x_bias
     c.residual_out.copy_(total)
     c.out.copy_(layer_norm(total, c.weight, c.bias, c.epsilon, None))
@@ -111,7 +111,7 @@ def biased_layer_norm(c: Call) -> Tensor:
 
 @stands_for("aiter::layernorm2d_with_add_asm", writes=("out", "residual_out"))
 def layernorm_with_add(c: Call) -> None:
-    """Write input + residual_in (+ x_bias) to residual_out, and its layer norm to out."""
+    """Write input + residual_in (+ x_bias) to `residual_out`, and the layer norm of this sum to `out`."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
     c.residual_out.copy_(total)
     c.out.copy_(_layer_norm(total, c.weight, c.bias, c.epsilon))
@@ -119,7 +119,7 @@ def layernorm_with_add(c: Call) -> None:
 
 @stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def layernorm_smoothquant(c: Call) -> None:
-    """Quantise layer norm(input (+ x_bias)) · xscale by rows."""
+    """Quantise layer_norm(input (+ x_bias)) · xscale, with one scale per row."""
     write_smoothed(
         _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon),
         c.out,
@@ -142,7 +142,7 @@ def layernorm_add_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::rmsnorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def rmsnorm_smoothquant(c: Call) -> None:
-    """Quantise RMS norm(input) · xscale by rows."""
+    """Quantise rms_norm(input) · xscale, with one scale per row."""
     write_smoothed(rms_norm(c.input.float(), c.weight, c.epsilon), c.out, c.xscale, c.yscale)
 
 

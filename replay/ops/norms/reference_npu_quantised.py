@@ -98,14 +98,14 @@ def add_rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor,
 
 @stands_for("npu::npu_rms_norm_quant")
 def rms_norm_quant(x: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, offset: Tensor, epsilon: float) -> Tensor:
-    """Return int8 of (norm + beta) / scale + offset."""
+    """Return (RMS norm + beta) / scale + offset as int8."""
     normed = rms_norm_with_scale(x, gamma, epsilon)[0].float() + beta.float()
     return _quantized(normed, scale, offset, divide=True)
 
 
 @stands_for("_C_ascend::npu_rms_norm_dynamic_quant")
 def rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (int8 of the norm, scale of each row)."""
+    """Return (RMS norm quantised to int8, scale of each row)."""
     normed = rms_norm_with_scale(c.x, c.gamma, c.epsilon)[0].float()
     normed = normed if c.beta is None else normed + c.beta.float()
     normed = normed if c.smooth_scale is None else normed * c.smooth_scale.float()

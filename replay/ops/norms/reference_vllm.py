@@ -70,7 +70,7 @@ def fused_qk_norm_rope(c: Call) -> None:
 
 @stands_for("_C::poly_norm")
 def poly_norm(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> None:
-    """Write w0 · norm(x³) + w1 · norm(x²) + w2 · norm(x) + bias to out, with weight [3]."""
+    """Write w0 · norm(x³) + w1 · norm(x²) + w2 · norm(x) + bias to `out`; `weight` [3] holds w0, w1, w2."""
     x = input.float()
     terms = (weight[i].float() * rms_norm(x**power, None, epsilon) for i, power in enumerate((3, 2, 1)))
     out.copy_(torch.stack(tuple(terms)).sum(0) + bias.float())
@@ -114,6 +114,6 @@ def rmsnorm_fused_add_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("vllm::rocm_aiter_triton_add_rmsnorm_pad")
 def add_rmsnorm_pad(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (norm(x + residual), zero-padded to a multiple of the width; x + residual)."""
+    """Return (norm(x + residual) zero-padded to a multiple of `x_pad_to_multiple`, x + residual)."""
     normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.variance_epsilon)
     return F.pad(normed, (0, -c.x.shape[-1] % max(c.x_pad_to_multiple, 1))), total

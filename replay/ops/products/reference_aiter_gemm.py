@@ -28,7 +28,7 @@ def gemm_a16w16(c: Call) -> Tensor:
 
 @stands_for("aiter::gemm_a8w8_blockscale_ck", "aiter::gemm_a8w8_ck")
 def gemm_a8w8_out(c: Call) -> Tensor:
-    """Write XQ [M, K] @ WQ [N, K]ᵀ (+ bias), with both scales, to Out, and return Out."""
+    """Compute XQ [M, K] @ WQ [N, K]ᵀ with both scales (+ bias), write it to `Out` and return `Out`."""
     return c.Out.copy_(scaled_linear(c.XQ, c.WQ, c.x_scale, c.w_scale, getattr(c, "bias", None), c.Out.dtype))
 
 

@@ -19,13 +19,13 @@ _OUT = ("out", "Out", "y")
 
 
 def _kept(out: Tensor, value: Tensor) -> Tensor:
-    """Write the value to out and return a copy in out's layout."""
+    """Copy `value` into `out`; return another copy, in the layout of `out`."""
     return out.copy_(value).clone()
 
 
 @stands_for("aiter::gemm_a16w16_", "aiter::gemm_a16w16_atomic_", writes=_OUT)
 def gemm_a16w16_triton(c: Call) -> Tensor:
-    """Return activation(x @ wᵀ + bias) in dtype; also written to y."""
+    """Return activation(x @ wᵀ + bias) in `dtype`; write it to `y` as well, if given."""
     activation = getattr(c, "activation", None)
     functions = {"gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "silu": F.silu, "relu": F.relu}
     out = linear(c.x, c.w, getattr(c, "bias", None), c.dtype or torch.bfloat16)
@@ -37,7 +37,7 @@ def gemm_a16w16_triton(c: Call) -> Tensor:
 
 @stands_for("aiter::gemm_a8w8_blockscale_bpreshuffle", writes=_OUT)
 def gemm_blockscale_bpreshuffle(c: Call) -> Tensor:
-    """Return XQ @ WQᵀ with block scales, in dtype; also written to out."""
+    """Return XQ @ WQᵀ with block scales, in `dtype`; write it to `out` as well, if given."""
     out = getattr(c, "out", None)
     product = scaled_linear(c.XQ, c.WQ, c.x_scale, c.w_scale, None, c.dtype)
     if out is not None:
@@ -61,7 +61,7 @@ def hipb_mm(c: Call) -> Tensor:
 
 @stands_for("aiter::batched_gemm_bf16", writes=_OUT, fake=lambda out: torch.empty_like(out))
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
-    """Write XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N] to out [B, M, N], and return it."""
+    """Write XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N] to `out` [B, M, N]; return a copy of `out`."""
     parts = [linear(x, w, None, out.dtype) for x, w in zip(XQ, WQ, strict=True)]
     product = torch.stack(parts)
     return _kept(out, product if bias is None else product + bias)

@@ -24,19 +24,19 @@ def _groups(sizes: Tensor, rows: int) -> list[int]:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped")
 def grouped(X: list[Tensor], W: list[Tensor]) -> list[Tensor]:
-    """Return X[i] [M, K] @ W[i] [N, K]ᵀ for each i; bfloat16."""
+    """Return X[i] [M, K] @ W[i] [N, K]ᵀ for each i, in bfloat16."""
     return [linear(x, weight, dtype=torch.bfloat16) for x, weight in zip(X, W, strict=True)]
 
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_cat")
 def grouped_cat(X: list[Tensor], W: list[Tensor]) -> Tensor:
-    """Return X[i] [M, K] @ W[i] [N, K]ᵀ for all i, concatenated along the rows; bfloat16."""
+    """Return X[i] [M, K] @ W[i] [N, K]ᵀ for all i, concatenated along the rows, in bfloat16."""
     return torch.cat(grouped(X, W))
 
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped")
 def grouped_fp8(XQ: list[Tensor], WQ: list[Tensor], x_scale: list[Tensor], w_scale: list[Tensor]) -> list[Tensor]:
-    """Return XQ[i] @ WQ[i]ᵀ for each i, with one scale per row of each matrix; bfloat16."""
+    """Return XQ[i] @ WQ[i]ᵀ for each i in bfloat16; each matrix has one scale per row."""
     return [_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)]
 
 

@@ -36,7 +36,7 @@ def _by_adapter(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, T
 def _expand_into(
     target: Tensor, x: Tensor, weights: Tensor, adapters: Tensor, *, add: bool, scale: float = 1.0
 ) -> None:
-    """Write or add scale · (x @ weight) to target [T, out], for tokens with an adapter."""
+    """Write scale · (x @ weight) to `target` [T, out], or add it if `add`, for tokens with an adapter."""
     expanded, known = _by_adapter(x, weights, adapters)
     rows = target[: x.shape[0], : expanded.shape[1]]
     value = expanded * scale
@@ -83,7 +83,7 @@ def lora_expand(c: Call) -> None:
 
 @stands_for("vllm::sgmv_shrink")
 def sgmv_shrink(c: Call) -> None:
-    """Same as lora_shrink, with one adapter per sequence; a single weight gives [T, rank]."""
+    """Same as lora_shrink, with one adapter per sequence; for a single weight, the output is [T, rank]."""
     mapping = tokens_adapters(c.b_seq_start_loc, c.seq_len_tensor, c.lora_indices_tensor, c.inputs.shape[0])
     several = isinstance(c.lora_a_weights, (list, tuple))
     weights = list(c.lora_a_weights) if several else [c.lora_a_weights]
@@ -110,7 +110,7 @@ def sgmv_expand(c: Call) -> None:
 
 @stands_for("vllm::bgmv_shrink", "vllm::xpu_bgmv_shrink")
 def bgmv_shrink(c: Call) -> None:
-    """Write scaling · inputs @ A of each token's adapter to output_tensor [T, rank]."""
+    """Write `scaling` · (`inputs` @ A of each token's adapter) to `output_tensor` [T, rank]."""
     _expand_into(c.output_tensor, c.inputs, c.lora_a_weights, c.lora_indices_tensor, add=False, scale=c.scaling)
 
 
@@ -139,7 +139,7 @@ def punica_bgmv(c: Call) -> None:
 
 @stands_for("_C_ascend::bgmv_shrink", "npu::bgmv_shrink", writes=("y",))
 def ascend_bgmv_shrink(x: Tensor, weight: Tensor, indices: Tensor, y: Tensor, scale: float) -> None:
-    """Add scale · x @ A of each token's adapter to y [T, rank]."""
+    """Add `scale` · (`x` @ A of each token's adapter) to `y` [T, rank]."""
     _expand_into(y, x, weight, indices, add=True, scale=scale)
 
 
@@ -149,7 +149,7 @@ def _fake_expanded(y: Tensor) -> Tensor:
 
 @stands_for("_C_ascend::bgmv_expand", "npu::bgmv_expand", writes=("y",), fake=_fake_expanded)
 def ascend_bgmv_expand(c: Call) -> Tensor:
-    """Add x [T, rank] @ B to y [T, ..], starting at column slice_offset; return y's values."""
+    """Add x [T, rank] @ B to `y` [T, ..] from column `slice_offset` on; return a copy of `y`."""
     _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, c.indices, add=True)
     return c.y.clone()
 

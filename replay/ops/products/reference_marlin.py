@@ -180,7 +180,7 @@ def machete_mm(c: Call) -> Tensor:
 
 @stands_for("_C::allspark_w8a16_gemm")
 def allspark_w8a16_gemm(c: Call) -> Tensor:
-    """Return `a` [M, K] @ (uint8 weight [K, N] − zeros, or − 128 without zeros) · scales [N]."""
+    """Return `a` [M, K] @ ((uint8 weight [K, N] − zeros) · scales [N]); without zeros, 128 is subtracted."""
     n = c.n
     size_k = c.a.shape[-1]
     table = c.b_qweight.flatten()[: size_k * n].reshape(size_k, n)

@@ -15,7 +15,7 @@ from opreplay.replay.ops.maths.products import as_rows, linear
 from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, scaled_linear
 
 GROUP = 128
-"""Number of consecutive elements that share a scale if no argument gives it."""
+"""Assumed number of consecutive elements per scale if no argument gives this number."""
 
 
 @stands_for(

@@ -54,7 +54,7 @@ def smooth_per_token_scaled_quant(c: Call) -> None:
 
 @stands_for("aiter::dynamic_per_group_scaled_quant", writes=("out", "scales"))
 def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, group_size: int) -> None:
-    """Quantise input by groups of a row; scales are never shuffled."""
+    """Quantise `input` with one scale per group of elements of a row; scales are never shuffled."""
     groups = group_scale(input, group_size, largest(out.dtype))
     scales.flatten()[: groups.numel()].copy_(groups.flatten())
     out.copy_(quantize_groups(input, groups, out.dtype))

@@ -76,4 +76,4 @@ def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) ->
 
 
 OUTPUT_DTYPES: dict[int, torch.dtype] = {0: torch.float32, 1: torch.float16, 5: torch.bfloat16}
-"""FBGEMM's SparseType codes for result dtypes."""
+"""FBGEMM's SparseType code → dtype of the result."""

@@ -13,7 +13,7 @@ from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
 
 @stands_for("npu::npu_dynamic_quant")
 def npu_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """Return (int8, float32 scale of each row [..])."""
+    """Return (values quantised to int8, float32 scale of each row [..])."""
     if c.dst_type not in (None, torch.int8):
         raise ValueError(f"dynamic quantisation to {c.dst_type} is not implemented")
     x = c.input if c.smooth_scales is None else c.input * c.smooth_scales

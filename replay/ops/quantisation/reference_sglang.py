@@ -11,7 +11,7 @@ from opreplay.replay.ops.maths.quantize import row_scale, tensor_scale, to_quant
 
 @stands_for("sgl_kernel::sgl_per_tensor_quant_fp8")
 def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_static: bool) -> None:
-    """Quantise with one scale, which is given (static) or computed and written."""
+    """Quantise with the scale `output_s`: given if `is_static`, otherwise computed and written there."""
     if not is_static:
         output_s.copy_(tensor_scale(input, output_q.dtype).clamp(min=1e-12).reshape(output_s.shape))
     output_q.copy_(to_quantized(input, output_s, output_q.dtype))

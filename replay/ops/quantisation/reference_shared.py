@@ -112,7 +112,7 @@ def per_tensor_absmax(input: Tensor, output_s: Tensor) -> None:
 
 @stands_for("vllm::quantize")
 def quantize(in_tensor: Tensor, input_scale: Tensor, input_offset: Tensor) -> Tensor:
-    """Return int8 of in_tensor / input_scale + input_offset."""
+    """Return in_tensor / input_scale + input_offset, rounded and saturated to int8."""
     return (in_tensor.float() / input_scale.float() + input_offset.float()).round().clamp(-128, 127).to(torch.int8)
 
 
@@ -150,7 +150,7 @@ def hadamard_transform(x: Tensor, scale: float) -> Tensor:
 
 @stands_for("_C::hadacore_transform", fake=lambda x: torch.empty_like(x))
 def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
-    """Return the orthonormal Hadamard transform of the last dim; x is overwritten if inplace."""
+    """Return the orthonormal Hadamard transform of the last dim; overwrite `x` if `inplace` is set."""
     transformed = (hadamard(x) / math.sqrt(x.shape[-1])).to(x.dtype)
     if inplace:
         x.copy_(transformed)

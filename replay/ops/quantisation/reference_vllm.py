@@ -86,20 +86,20 @@ FP8 = torch.float8_e4m3fn
 
 @stands_for("vllm::rocm_aiter_group_fp8_quant")
 def group_fp8_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Return (fp8, float32 scales [.., groups])."""
+    """Return (`x` quantised to fp8, float32 scales [.., groups])."""
     scale = group_scale(x, group_size, largest(FP8))
     return quantize_groups(x, scale, FP8), scale
 
 
 @stands_for("vllm::rocm_aiter_per_tensor_quant")
 def per_tensor_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (quantised, scale [1]); the scale is computed if it is not given."""
+    """Return (quantised `x`, scale [1]); the scale is computed if it is not given."""
     whole_scale = tensor_scale(x, quant_dtype).clamp(min=1e-12) if scale is None else scale.clone()
     return to_quantized(x, whole_scale, quant_dtype), whole_scale.reshape(1)
 
 
 @stands_for("vllm::rocm_aiter_per_token_quant")
 def per_token_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (quantised, scale of each row [.., 1])."""
+    """Return (quantised `x`, scale of each row [.., 1])."""
     row_scales = row_scale(x, quant_dtype) if scale is None else scale.clone()
     return to_quantized(x, row_scales, quant_dtype), row_scales

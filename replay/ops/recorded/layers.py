@@ -36,7 +36,7 @@ _LATENT = ("kv_c_and_k_pe_cache", "kv_c_normed", "q_nope", "src_cache")
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Information about some calls of one op that their arguments do not contain."""
+    """Information about some calls of one op that is not contained in the calls' arguments."""
 
     batch: BatchContext | None = None
     """Batch of the iteration that contains the calls."""

@@ -57,7 +57,7 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     time_us: float
     median_us: float | None = None
-    """Median device time of a call, over all its launches; on the host, the median self time."""
+    """Median device time of a call, summed over the call's launches; on the host, the median self time."""
     share: float
     """Share of the total time."""
     lost_us: float | None = None
@@ -68,7 +68,7 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     flops: float | None = None
     """Floating-point operations of all calls."""
     bytes: float | None = None
-    """Bytes of all calls: each argument read once, each result written once."""
+    """Bytes that all calls move if each argument is read once and each result is written once."""
     tflops_per_s: float | None = None
     gb_per_s: float | None = None
     peak_share: float | None = None
@@ -104,7 +104,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     peak: Peak | None = None
     note: str = ""
     doubts: Doubts = Doubts()
-    """Reasons why the recorded times are not valid timings, so that no row has a rate."""
+    """Reasons why the recorded times are not valid timings; if there are any, no row has a rate."""
 
     @property
     def complete_share(self) -> float:
@@ -391,7 +391,7 @@ def _time_in_tf32(trace: Trace, at: Rows, time_us: npt.NDArray[np.float64], leng
 
 
 def _kinds(trace: Trace, at: Rows, length: int) -> list[str]:
-    """Return the class of work that takes most of each row's time."""
+    """Return, for each row, the class of work with the largest share of the row's time."""
     used, place = np.unique(at, return_inverse=True)
     time = np.zeros((len(used), len(CLASSES)))
     np.add.at(time, (place.reshape(-1), classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)

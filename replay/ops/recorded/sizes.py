@@ -78,7 +78,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     pages: int | None = None
     """Indices of the cache pages that are read."""
     table: int | None = None
-    """Pages of each sequence, padded; if present, the keys are a cache."""
+    """Padded list of the pages of each sequence; if present, the keys are in a paged cache."""
 
 
 PACKED = {
@@ -169,7 +169,7 @@ The numbers are a convention: a sum or product has one, normalization and softma
 memory bandwidth bounds these ops.
 """
 WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
-"""Indexing ops that read all of their arguments and return as many elements."""
+"""Indexing ops that read all of their arguments; the result is as large as the largest argument."""
 TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
 """Names of the arguments that rotary embeddings rotate."""
@@ -400,9 +400,7 @@ def _loss_of_rows(base: str, signature: OpSignature) -> tuple[float | None, floa
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float | None:
-    """Return the bytes that a call writes, in addition to one pass over each argument. None if the arguments do not
-    determine them.
-    """
+    """Return the bytes of a call beyond one pass over each argument: those that it writes. None if they are unknown."""
     shapes, dtypes = _tensors(signature)
     item = ITEMSIZE_BYTES.get(dtypes[0], 1)
     known = parameters_of(signature.name, len(signature.dims or ()))
@@ -869,7 +867,7 @@ RESAMPLED = frozenset(
     )
     for backward in ("", "_backward")
 )
-"""aten ops whose second argument is the size of the result; of gradients, the third one."""
+"""aten ops whose second argument (for gradient ops: third argument) is the size of the result."""
 GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
 """Grouped product of aten → position of the argument that holds the end of each group."""
 RULES = (

@@ -1,5 +1,5 @@
 # pyright: strict
-"""aiter's rotary embeddings of [S, B, H, D]."""
+"""aiter's rotary embeddings of tensors [S, B, H, D]."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nop
 
 @stands_for("aiter::rope_fwd_impl")
 def rope_fwd(c: Call) -> None:
-    """Rotate input [S, B, H, D] by angles freqs [S, 1, 1, R]; style 0 is neox, 1 GPT-J."""
+    """Rotate `input` [S, B, H, D] by the angles `freqs` [S, 1, 1, R]; style 0 is neox, style 1 is GPT-J."""
     c.output.copy_(
         apply_rope(c.input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
     )
@@ -82,7 +82,7 @@ def rope_cached_bwd(c: Call) -> None:
 
 @stands_for("aiter::rope_2c_fwd_impl", writes=_ROPE)
 def rope_two(c: Call) -> None:
-    """Rotate query and key [S, B, H, D] by angles freqs [S, 1, 1, R]."""
+    """Rotate query and key [S, B, H, D] by the angles `freqs` [S, 1, 1, R]."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         output.copy_(
             apply_rope(input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)

@@ -51,13 +51,13 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("_C_cache_ops::concat_mla_q")
 def concat_mla_q(ql_nope: Tensor, q_pe: Tensor, q_out: Tensor) -> None:
-    """Write ql_nope ‖ q_pe (concatenated) to q_out."""
+    """Write the concatenation of `ql_nope` and `q_pe` to `q_out`."""
     q_out.copy_(torch.cat((ql_nope, q_pe), -1))
 
 
 @stands_for("sgl_kernel::concat_mla_absorb_q")
 def concat_mla_absorb_q(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write a ‖ b (concatenated) to out."""
+    """Write the concatenation of `a` and `b` to `out`."""
     out.copy_(torch.cat((a, b), -1))
 
 
@@ -125,7 +125,7 @@ def rope_forward(c: Call) -> tuple[Tensor, Tensor]:
     "vllm::rocm_aiter_rotary_emb_with_key_forward_triton",
 )
 def aiter_rotary(c: Call) -> None:
-    """Rotate query (and key) [.., H, D] in place by rows of cos, sin [positions, 1, 1, R/2]."""
+    """Rotate query (and key) [.., H, D] in place, by rows of tables cos and sin [positions, 1, 1, R/2]."""
     offsets = getattr(c, "offsets", None)
     moved = (c.positions if offsets is None else c.positions + offsets).flatten().to(torch.int64)
     angles = [t.reshape(t.shape[0], -1)[moved].unsqueeze(1) for t in (c.cos, c.sin)]

@@ -65,7 +65,7 @@ def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | 
 
 @stands_for("sgl_kernel::top_k_mask_logits", writes=("mask_logits",))
 def top_k_mask_logits(logits: Tensor, mask_logits: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
-    """Write logits with −inf outside the top k of each row to mask_logits."""
+    """Write `logits` to `mask_logits`, with −inf outside the top k of each row."""
     keep = keep_top_k(logits, _limit(maybe_top_k_arr, top_k_val, logits))
     mask_logits.copy_(logits.masked_fill(~keep, -torch.inf))
 
@@ -159,7 +159,7 @@ def apply_repetition_penalties(c: Call) -> None:
 
 
 def _allowed(bitmask: Tensor, vocabulary: int) -> Tensor:
-    """Return a mask bool [rows, vocabulary] from int32 words, lowest bit first."""
+    """Unpack the bits of int32 words, lowest bit first, to a bool mask [rows, vocabulary]."""
     shifts = torch.arange(32, device=bitmask.device, dtype=torch.int32)
     return ((bitmask.unsqueeze(-1) >> shifts) & 1).flatten(-2)[:, :vocabulary] != 0
 

@@ -104,7 +104,7 @@ def fast_topk_transform(c: Call) -> None:
 
 @stands_for("sgl_kernel::fast_topk_transform_ragged_fused", writes=("topk_indices_ragged",))
 def fast_topk_ragged(c: Call) -> None:
-    """Same as fast_topk, with the row's offset added to each column."""
+    """Same as fast_topk, with the offset of the row added to each column index."""
     row_starts = getattr(c, "row_starts", None)
     ends = c.lengths if row_starts is None else c.lengths + row_starts
     ids, _ = best_columns(c.score, row_starts, ends, c.topk_indices_ragged.shape[-1])

@@ -29,7 +29,7 @@ def conv_sequence(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor
 
 
 def _tail(x: Tensor, before: Tensor | None, length: int) -> Tensor:
-    """Return the last `length` columns of `before` followed by x [dim, L]."""
+    """Return the last `length` columns of the concatenation of `before` and x [dim, L]."""
     front = x.new_zeros((x.shape[0], length)) if before is None else before.to(x.dtype)
     return torch.cat((front, x), 1)[:, -length:]
 

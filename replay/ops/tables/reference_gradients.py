@@ -16,7 +16,7 @@ _FP8 = torch.float8_e4m3fn
 
 
 def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[int], int]:
-    """Return (the bag of each index, the start of each table in indices, bags per table)."""
+    """Return (bag of each index, position in `indices` where each table starts, bags per table)."""
     bounds = offsets.to(torch.int64).clamp(0, indices.numel()).cummax(0).values
     batch = (offsets.numel() - 1) // max(tables, 1)
     owner = torch.searchsorted(bounds, torch.arange(indices.numel(), device=indices.device), right=True) - 1
@@ -125,13 +125,13 @@ def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, b
 
 @stands_for("fbgemm::f8f8bf16_blockwise")
 def f8f8bf16_blockwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
-    """Return XQ [M, K] @ WQ [N, K]ᵀ with block scales; bfloat16."""
+    """Return XQ [M, K] @ WQ [N, K]ᵀ with block scales, in bfloat16."""
     return scaled_linear(XQ, WQ, x_scale, w_scale, None, torch.bfloat16)
 
 
 @stands_for("fbgemm::f8f8bf16", "fbgemm::f8f8bf16_v2", "fbgemm::f8f8bf16_tensorwise")
 def f8f8bf16(XQ: Tensor, WQ: Tensor, scale: Tensor | float) -> Tensor:
-    """Return XQ [M, K] @ WQ [N, K]ᵀ · scale; bfloat16."""
+    """Return XQ [M, K] @ WQ [N, K]ᵀ · scale, in bfloat16."""
     return (XQ.float() @ WQ.float().t() * scale).to(torch.bfloat16)
 
 
@@ -144,7 +144,7 @@ def quantize_fp8_per_row(input: Tensor, scale_ub: Tensor | None) -> list[Tensor]
 
 @stands_for("fbgemm::quantize_fp8_per_col")
 def quantize_fp8_per_col(input: Tensor, scale_ub: Tensor | None) -> list[Tensor]:
-    """Return [fp8, scale of each column]."""
+    """Return [`input` quantised to fp8, scale of each column]."""
     scale = row_scale(input.t(), _FP8, scale_ub).t()
     return [to_quantized(input, scale, _FP8), scale.flatten()]
 

@@ -63,7 +63,7 @@ def _dense_size(size: int) -> int:
     "fb::to_dense_representation", fake=lambda values, size: values.new_empty((values.shape[0], _dense_size(size)))
 )
 def to_dense_representation(values: Tensor, keys: Tensor, size: int, default: float) -> Tensor:
-    """Return [n, size] with values[i] at (i, keys[i]) and the default elsewhere (assumed)."""
+    """Return [n, size] with values[i] at (i, keys[i]) and `default` elsewhere (assumed)."""
     out = values.new_full((values.shape[0], _dense_size(size)), default)
     column = keys[: values.shape[0]].to(torch.int64).clamp(0, out.shape[1] - 1)
     return out.scatter_(1, column.unsqueeze(1), values.unsqueeze(1))

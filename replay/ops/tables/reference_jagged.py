@@ -99,7 +99,7 @@ def jagged_dense_elementwise_add(x_values: Tensor, x_offsets: list[Tensor], y: T
 
 @stands_for("fbgemm::jagged_dense_elementwise_add_jagged_output")
 def jagged_dense_add_jagged(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return (x + y [B, L, D] at x's positions, offsets)."""
+    """Return (x + the elements of y [B, L, D] at x's positions, copies of the offsets)."""
     added = x_values + to_jagged(y, _single(x_offsets), x_values.shape[0])
     return added, [x.clone() for x in x_offsets]
 
@@ -158,7 +158,7 @@ def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max
 
 @stands_for("fbgemm::jagged_dense_bmm")
 def jagged_dense_bmm(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
-    """Return (rows of x [N, K] times y of their batch element, copy of the offsets)."""
+    """Return (each row of x [N, K] @ the matrix y of its batch element, copy of the offsets)."""
     return jagged_dense_bmm_forward(x_values, x_offsets, y, max_L), x_offsets.clone()
 
 
@@ -199,7 +199,7 @@ def _starts(lengths: Tensor) -> Tensor:
 
 @stands_for("fbgemm::pack_segments")
 def pack_segments(t_in: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-    """Convert rows of t_in [N, ..] by lengths [B] to [B, max_length, ..], padded with zeros."""
+    """Split the rows of `t_in` [N, ..] by `lengths` [B]; pad with zeros to [B, max_length, ..]."""
     return to_dense(t_in, _starts(lengths), max_length)
 
 

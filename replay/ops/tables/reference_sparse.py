@@ -95,7 +95,7 @@ def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     fake=lambda permute, lengths, indices, weights: _fake_permute(permute, lengths, indices, weights),
 )
 def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return rows `permute` of lengths, with their indices and weights."""
+    """Return rows permute[i] of `lengths`, with the indices and weights of each row."""
     return permute_jagged(c.permute, c.lengths, c.indices, c.weights, None)
 
 

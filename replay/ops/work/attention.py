@@ -85,7 +85,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
 
 
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
-    """Return lengths that are given as a list of integers, or None."""
+    """Return lengths given as a list of integers, or None if there is no such list."""
     values = (context.args.get(name) for name in wanted)
     lists = (v for v in values if isinstance(v, (list, tuple)) and v)
     value = next((v for v in lists if all(isinstance(number, int) for number in v)), None)
@@ -152,7 +152,7 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
 
 
 def _query_rows(context: InitContext) -> int | None:
-    """Return the number of query tokens in the shapes, or None without a query."""
+    """Return the number of query tokens according to the shapes, or None if there is no query."""
     query = context.first(names.QUERY, elements=True)
     if query is None or not query.dim():
         return None

@@ -95,7 +95,7 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
 
 
 def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the elements after repetition, which is the sum of the repeats."""
+    """Count the elements after repetition, i.e. the sum of `repeats`."""
     repeats = context.tensor("repeats")
     if repeats is None:
         return None

@@ -25,7 +25,7 @@ def _routed(routes: Routes) -> tuple[Amount, Amount, Amount]:
 
 
 def count_scores(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Count the tokens that the scores route and the experts that they use."""
+    """Count the tokens that the scores route to experts, and the experts that these tokens use."""
     routes = routes_of(context)
     return None if routes is None else work(_tokens(routes, "tokens routed"), _used(routes.expert, routes.experts))
 

@@ -30,7 +30,7 @@ class Routes(msgspec.Struct, frozen=True):
     experts: int
     tokens: int
     slots: int
-    """Number of slots in the shapes, routed or not."""
+    """Number of slots according to the shapes, routed or not."""
     twice: int = 0
     """Number of tokens that list an expert more than once."""
     routed: int = 0

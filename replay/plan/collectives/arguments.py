@@ -51,7 +51,7 @@ def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
 
 
 def _size_of_group(signature: OpSignature) -> int | None:
-    """Return the value of the group-size argument; None if there is none."""
+    """Return the value of the argument that is the size of the group; None if there is no such argument."""
     numbers = _integers(signature)
     if signature.name == PARAMETERS:
         return numbers[-1] if len(signature.types or ()) in _NAMING_RANKS and len(numbers) > 2 else None

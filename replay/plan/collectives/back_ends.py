@@ -30,7 +30,7 @@ class Notes:
             entries.sort()
 
     def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Return the indices of annotations on a track that start from `begin` to `end` (ns)."""
+        """Return the indices of the annotations on a track whose start is between `begin` and `end` (ns)."""
         entries = self._by_track.get(track, [])
         first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
         return [index for _, index in entries[first:last]]

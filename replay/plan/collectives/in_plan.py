@@ -49,7 +49,7 @@ def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
 
 
 def requested_collectives(trace: Trace, calls: Sequence[Call]) -> list[RequestedCollective]:
-    """Return the start, end and wait times of each collective whose request time is recorded."""
+    """Return each collective whose request time is recorded, with the times of its request, end and wait."""
     waits = _waits(trace, calls)
     has_device = bool((trace.kernels.owner >= 0).any())
     out: list[RequestedCollective] = []
@@ -104,11 +104,11 @@ def _host_us(ops: Iterable[ReplayOp]) -> float:
 
 
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
-    """Return the plan with these collectives of its trace, whichever ops were selected.
+    """Return the plan with these collectives of its trace in place of the ops that launched them.
 
-    Ops of the plan that belong to a collective are removed, because one name without arguments covers many collectives.
-    Filters by name, share and number are then applied to all ops together. So the plan must have been made without
-    filters by share and number.
+    An op such as `c10d::allreduce_` is recorded without arguments, so one op of the plan stands for collectives of
+    different sizes. Filters by name, share and number are then applied to all ops together. The plan must therefore
+    have been made without filters by share and number.
     """
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
     others = [_not_called_collective(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
@@ -123,7 +123,7 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
 
 
 NO_SIZES = Reason("collective", "the plan lacks its sizes: make the plan with `opreplay plan --ranks N`")
-"""Reason for collectives in a plan file that was made without sizes."""
+"""Reason why the collectives of a plan file that was made without sizes cannot be replayed."""
 
 
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:

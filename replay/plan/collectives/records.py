@@ -30,7 +30,7 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.model import OpSignature
 
 Moved = tuple[int, int, str, tuple[int, ...]]
-"""(input elements, output elements, dtype, elements of each tensor), all known."""
+"""(input elements, output elements, dtype, elements of each tensor) of a collective, if all are known."""
 
 
 class Records(msgspec.Struct, kw_only=True):
@@ -46,7 +46,7 @@ class Records(msgspec.Struct, kw_only=True):
 
 
 def annotated_sizes(records: Records) -> frozenset[int]:
-    """Return the numbers of elements that an annotation of the call may have."""
+    """Return the numbers of elements that the annotation of this call may state; empty if none is recorded."""
     record = records.record
     sizes = {sum(n for n, _ in entry) for signature in records.signatures for entry in tensors_of(signature)}
     if record is not None:
@@ -123,7 +123,7 @@ def _parts(parts: tuple[int, ...], total: int) -> tuple[int, ...]:
 
 
 def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_recorded: bool) -> tuple[str, ...]:
-    """Return the assumptions about a collective whose records name this dtype."""
+    """Return the assumptions about a collective for which the records name the dtype `dtype`."""
     kind = collective.kind
     assumptions = (
         (
@@ -154,7 +154,7 @@ def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]
 
 
 def kind_of_records(records: Records) -> Kind | None:
-    """Return the operation that the first informative name in the records determines."""
+    """Return the operation that is known from the first informative name in the records; None without one."""
     record = records.record
     kind = kind_of(record.name) if record is not None and record.name else None
     for name in (*records.names, *(note.name for note in records.notes), *records.kernels):

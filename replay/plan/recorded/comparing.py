@@ -22,7 +22,7 @@ from opreplay.traces.processes.select import one_process
 
 Operand = ResultFile | Trace | ReplayPlan
 Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
-"""Predicts times from (trace or plan, device, selection of ops)."""
+"""Function that predicts times from (trace or plan, device, selection of ops)."""
 
 
 def open_operand(text: str, *, progress: Progress, process: str | None = None, activity: bool = False) -> Operand:

@@ -33,7 +33,7 @@ _ARITHMETIC = (
 )
 """Name prefixes of optimizer ops, whose scalar arguments change in each step."""
 _PLAIN = frozenset(f"aten::{name}{end}" for name in ("add", "sub", "mul", "div", "rsub") for end in ("", "_"))
-"""ATen ops that scale by or add a number; its value does not affect their cost."""
+"""ATen ops that multiply by a number or add one; the number does not affect their cost."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 """A floating-point number, or a list of them, as written in traces."""
@@ -140,7 +140,7 @@ def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float6
 
 
 def kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedKernel, ...]]:
-    """Return the kernels that each signature's calls own, those with the most time first."""
+    """Map each signature to the kernels that its calls own, those with the most time first."""
     owned = np.flatnonzero(owner >= 0)
     signature = trace.ops.signature[owner[owned]].astype(np.int64)
     kinds = _kernel_types(trace)

@@ -45,9 +45,9 @@ class RecordedOps(NamedTuple):
     shell: ReplayPlan
     """The plan without its ops: totals and facts about the trace."""
     rows: Rows
-    """The selected calls, including those that `top` and `min_share` leave out."""
+    """Rows of the selected calls, including calls of ops that `top` and `min_share` leave out."""
     ops: tuple[tuple[int, ReplayOp], ...]
-    """Ops with the row of one of their calls, heaviest first."""
+    """(row of one of the op's calls, op) for each op, heaviest op first."""
 
 
 class RecordedPlan(NamedTuple):
@@ -124,7 +124,7 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> Iterator[tuple[int, ReplayOp]]:
-    """Yield the unresolved op of each signature, with the row of its first call."""
+    """Yield (row of the first call, unresolved op) for each signature."""
     device_ns = device_ns_of(trace, rows, select)
     kernels = kernels_by_signature(trace, owner_among(trace, rows, select))
     works = {trace.signatures[index]: work for index, work in works_of(trace).items()}

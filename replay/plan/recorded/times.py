@@ -130,7 +130,7 @@ def _steps(trace: Trace) -> StepTimes | None:
 
 
 def _reduced(signature: OpSignature, level: MetadataLevel | None) -> OpSignature:
-    """Return a signature with only the metadata that a trace of this level records."""
+    """Return the signature with only the metadata that a trace of the metadata level `level` records."""
     if level is None or level == "full":
         return signature
     shorter = replace(signature, strides=None, storage=None, list_types=None, overload=None, results=None)

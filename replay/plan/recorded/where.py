@@ -37,7 +37,7 @@ class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    """Number of calls with device time; of all calls if times are host times."""
+    """Number of calls that have device time. If times are host times, number of all calls."""
     time_us: float
     """Device time of the label's kernels. If times are host times, the label's time outside nested ops."""
     share: float
@@ -47,7 +47,7 @@ class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a whole trace spends its time, whichever ops are selected."""
+    """Where a whole trace spends its time. The selection of ops has no effect on this."""
 
     clock: str
     """Whether times are "device" or "host" times."""
@@ -68,7 +68,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     recorded.
     """
     unowned: dict[str, float] = {}
-    """Class of work → share of the total in its kernels without an op, largest first."""
+    """Class of work → share of the total for kernels of this class without an op, largest first."""
     beside_us: float = 0.0
     """With host times: time of collectives on the threads of their back-end."""
     labels_us: float

@@ -22,7 +22,7 @@ from opreplay.replay.ir.model import CollectiveCall, RecordedSequence
 How = Literal["recorded", "order", "unknown"]
 Times = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
-"""Value for the start of the device work of a call that launched none."""
+"""Stands for the start of a call's device work if the call launched none."""
 
 
 class RequestedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[
 
 
 def _new_places(sequence: RecordedSequence, remaining: Sequence[int]) -> list[int]:
-    """Return the new position of each call, and of the end, after calls were removed."""
+    """Map each old position in the sequence, and its end, to the position after calls were removed."""
     there = [0] * (len(sequence.calls) + 1)
     for i in remaining:
         there[i + 1] = 1

@@ -192,7 +192,7 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
     linkable: bool
     viewable: bool
     saved: bool = False
-    """Whether the argument was saved by the forward pass, so that it is not a gradient."""
+    """Whether the forward pass saved the argument. If so, the argument is not a gradient."""
     made_by: Collection[str] | None = None
     """Ops that may have created the tensor; None for any op."""
 
@@ -385,7 +385,7 @@ class _Linker:
 
 
 class _Known:
-    """The source last found in each recorded memory, by the shape in which it was used."""
+    """The last known source of each recorded memory, separately for each shape in which it was used."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[int, int], Source] = {}
@@ -443,7 +443,7 @@ class _Alive:
         self._sizes: dict[int, list[Value]] = defaultdict(list)
         self._plain_exact: dict[int, list[Value]] = defaultdict(list)
         self._plain_sizes: dict[int, list[Value]] = defaultdict(list)
-        """Results that are not gradients, by size number."""
+        """Size number → the results of this size that are not gradients."""
         self.gradients: set[Value] = set()
         """Results that are gradients or were computed from gradients by ops without parameters."""
         self.outer: set[Value] = set()
@@ -452,7 +452,7 @@ class _Alive:
         """
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
-        """Latest result by op name and key number."""
+        """(op name, key number) → the latest result of this op with this key."""
 
     def add(self, value: Value, tensor: _Tensor, op: str, *, gradient: bool) -> None:
         if gradient:
@@ -466,7 +466,7 @@ class _Alive:
         self._made[op, tensor.key] = value
 
     def made_by(self, ops: Collection[str], tensor: _Tensor, taken: _Taken) -> Source | None:
-        """Return the latest result of one of these ops that the argument may be."""
+        """Return the latest result of these ops that can be the argument; None if there is none."""
         candidates = [value for op in ops if (value := self._made.get((op, tensor.key))) and value not in taken.values]
         return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
@@ -488,7 +488,7 @@ class _Alive:
 
 
 def key_of(meta: TensorMeta) -> Key:
-    """Return the metadata that equal tensors share; unknown strides count as contiguous."""
+    """Return the metadata that are the same for equal tensors; unknown strides count as contiguous."""
     strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
     # Strides of dimensions of one element mean nothing and differ from op to op.
     plain = tuple(0 if size == 1 else step for size, step in zip(meta.shape, strides, strict=True))
@@ -511,7 +511,7 @@ def _size(meta: TensorMeta) -> Size | None:
 
 
 def counts(linked: Linked) -> Mapping[str, int]:
-    """Return the number of tensor arguments by kind of source, without absent ones."""
+    """Return the number of tensor arguments for each kind of source; absent arguments are not counted."""
     by_kind = {"result": 0, "view": 0, "outside": 0, "own": 0}
     for sources in linked.sources:
         for source in sources:

@@ -84,7 +84,7 @@ class _Distances(NamedTuple):
 
 
 class _Walk:
-    """Simulates the memory accesses of a step's calls, for repeated steps."""
+    """Simulates the memory accesses of the calls in a step that is repeated."""
 
     def __init__(self, ops: Sequence[ReplayOp], calls: Sequence[int], linked: Linked) -> None:
         self._ops, self._calls, self._linked = ops, calls, linked

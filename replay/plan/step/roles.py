@@ -30,7 +30,7 @@ SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
 its first tensor.
 """
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
-"""Ops that, in a training step, have a gradient in at most one argument."""
+"""Ops of which, in a training step, at most one argument is a gradient."""
 
 
 def is_backward(op: str) -> bool:

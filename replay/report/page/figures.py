@@ -58,7 +58,7 @@ NAME_WIDTH, LANE_WIDTH, BAR_NAME_WIDTH = 64, 16, 44
 _LANE_PIXELS, _BAR_PIXELS = 26, 34
 _GREY = "#76808e"
 _MS_FROM = 2_000.0
-"""Length in microseconds from which an axis uses milliseconds."""
+"""An axis of at least this length in microseconds is labelled in milliseconds."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     item: dict[str, Any]
     """The figure in Bokeh's JSON format."""
     names: list[str] = []
-    """Texts that int32 columns refer to by index."""
+    """Texts of the figure; its int32 columns refer to them by index."""
     title: str = ""
     legend: tuple[tuple[int, str], ...] = ()
     """Legend entries: (index in `COLOURS`, label)."""

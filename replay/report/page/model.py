@@ -58,17 +58,17 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     series: tuple[str, ...]
     totals_us: tuple[float, ...]
-    """Total of each series; the node values are parts of it."""
+    """Total time of each series; the values of the nodes are parts of these totals."""
     roots: tuple[Node, ...]
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences that lead from one time to another."""
+    """Two times, and the changes that lead from the first to the second."""
 
     title: str
     begin: tuple[str, float]
     changes: tuple[tuple[str, float], ...]
-    """(op name, change in µs); positive if the time is longer at the end."""
+    """(op name, change in µs) pairs; a change is positive if it makes the time longer."""
     end: tuple[str, float]
     note: str = ""
 
@@ -206,7 +206,7 @@ Details = Callable[[Any], Sequence[tuple[str, str]]]
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A table whose rows expand to details, and have keys that figures refer to."""
+    """A table with rows that expand to show details; figures refer to the rows by their keys."""
 
     table: AnyTable
     key: Callable[[Any], str]

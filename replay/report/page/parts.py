@@ -137,7 +137,7 @@ def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: st
 
 
 def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
-    """Return, for each title of a time column, the total time of all calls by op name."""
+    """Return column title → op name → total time of all calls, for each of the time columns."""
     return _by_title(results, columns, lambda result: {result.name: 1.0})
 
 

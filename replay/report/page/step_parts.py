@@ -54,9 +54,9 @@ class StepOp(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     device: dict[str, Tasks]
-    """Timeline → device tasks; for the recorded timeline and each simulated device."""
+    """Name of a timeline (recorded, or of a simulated device) → tasks of the op on the device."""
     host_us: float
-    """Recorded host self time, without the ops called inside."""
+    """Recorded host time of the op itself, without the ops that it calls."""
     path_us: float
     """Time on the recorded critical path."""
     slack_us: float | None
@@ -84,7 +84,7 @@ def tasks_by_op(process: Process) -> dict[str, Tasks]:
 
 
 def host_by_op(study: Study) -> dict[str, float]:
-    """Return the host self time of each op, without the ops called inside."""
+    """Return the host time of each op itself, without the ops that it calls."""
     rows, index = np.unique(study.graph.slices.op, return_inverse=True)
     sums = np.bincount(index, weights=study.graph.slices.dur_us, minlength=len(rows))
     by_row = zip(rows.tolist(), sums.tolist(), strict=True)

@@ -29,7 +29,7 @@ _OfCollectives = Column[tuple[JobResult, CollectivesResult, RankSum]]
 
 
 def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
-    """Return a line such as "20 traces with 2,140 ops are 107 unique ops"."""
+    """Return a line such as "20 traces with 2,140 ops, 107 of them unique"."""
     ops = sum(trace.ops for trace in traces)
     return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')}, {unique_ops:,} of them unique"
 

@@ -258,7 +258,7 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
 
 
 LEAST_CLASS = 0.005
-"""Minimum share of the device time for which a class of work without an op is listed."""
+"""Smallest share of the device time at which a class of work that has no op is listed."""
 CLASSES_SHOWN = 4
 INTERRUPTED = "interrupted: the results are partial"
 

@@ -113,6 +113,6 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
 
 
 def launches(types: Mapping[str, float]) -> str:
-    """Return kernel types, with the launches per call if it is not 1: "TransData ×3, Conv2D"."""
+    """Return kernel types, each with its number of launches per call if not 1: "TransData ×3, Conv2D"."""
     names = [f"{end(safe(type_), _TYPE_CHARS)}{'' if n == 1 else f' ×{n:.3g}'}" for type_, n in types.items()]
     return listed(names, TYPES_LISTED) or DASH

@@ -77,7 +77,7 @@ def bound_of(soc: str) -> OpColumn:
 
 
 def confidence(soc: str) -> OpColumn:
-    """Return the column of a prediction's confidence."""
+    """Return the column with the confidence of the predictions for `soc`."""
     return OpColumn(f"confidence_{soc}", lambda r: r.simulated[soc].confidence if soc in r.simulated else None)
 
 
@@ -182,7 +182,7 @@ def op_column(results: Sequence[OpResult], problems: Mapping[str, tuple[str, str
 
 
 def join_parts(*texts: str) -> str:
-    """Return parts of a detail that are not empty, with a dot between them."""
+    """Join those of `texts` that are not empty, with a dot between them."""
     return " · ".join(filter(None, texts))
 
 
@@ -209,7 +209,7 @@ def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
-    """Yield (id, distinguishing text) for each op of one name."""
+    """Yield (id, text that distinguishes the op from the others) for each of the ops of one name."""
     parts = [inputs for _, inputs in alike]
     if len(alike) == 1:
         yield alike[0][0], parts[0][0]

@@ -70,7 +70,7 @@ def page(run: Run, command: str) -> Page:
 
 
 def _page_columns(results: Sequence[OpResult], device: bool) -> list[ops.OpColumn]:
-    """Return the columns of an op on a page."""
+    """Return the columns of the table of ops on an HTML page."""
     columns = [ops.NAME, ops.INPUTS, ops.RECORDED_SHARE, ops.CALLS, ops.recorded(device=device), ops.MEASURED]
     columns += [column for soc in facts.socs_of(results) for column in (ops.simulated(soc), ops.bound_of(soc))]
     columns.append(ops.ratio(ops.MEASURED, device=device))

@@ -26,7 +26,7 @@ PAGE_US = (1.3, 1.8)
 Both were measured from the minor page faults of a step on 2 shared cores.
 """
 FRESH_SHARE = 0.02
-"""Minimum cost of fresh memory, as a share of the sum of calls, for a note on this cost."""
+"""A note on the cost of fresh memory is shown if the cost is at least this share of the sum of calls."""
 ROUNDING = 1e-9
 """Shares below this may be rounding errors."""
 Row = tuple[str, float | None, float | None, str]

@@ -161,7 +161,7 @@ _Clock = tuple[str, Callable[[facts.Totals], float | None]]
 
 
 def file_tables(run: Run) -> dict[str, Callable[[], AnyTable]]:
-    """Return the tables of a run by name, with plain values, except the table of ops."""
+    """Return table name → table with plain values, for all tables of a run except the table of ops."""
     times = ("recorded_us", "total_us", "measured_us")
     traces = {"source": TEXT, "job": TEXT, "rank": COUNT, "ops": COUNT, "shared": COUNT, "replayed": COUNT}
     jobs = {"job": TEXT, "world_size": COUNT, "ops": COUNT, "rank_ops": COUNT, "replayed": COUNT}
@@ -186,7 +186,7 @@ def _with_socs(
 
 
 def reasons_file_table(summary: Summary) -> AnyTable:
-    """Return why ops are not replayed, by kind, with plain values."""
+    """Return a table of the kinds of reasons why ops are not replayed, with plain values."""
     return of_fields("Reasons", summary.not_replayed, {"kind": TEXT, "ops": COUNT, "calls": COUNT, "share": SHARE})
 
 

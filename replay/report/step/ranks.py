@@ -230,7 +230,7 @@ def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
 
 
 def note_lines(timeline: JobTimeline) -> list[str]:
-    """Return the notes needed to trust the numbers, one line each."""
+    """Return notes on what to know before trusting the numbers, one line each."""
     lines = list(timeline.notes)
     lines += timeline.measured.notes if timeline.measured is not None else ()
     return [*lines, *of_devices(timeline.socs), *of_changes(timeline.what_if)]

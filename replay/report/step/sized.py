@@ -71,7 +71,7 @@ def _sizes(row: SizedStep) -> dict[str, int]:
 
 
 def headline(sized: SizedSteps) -> str:
-    """Return the shortest and longest step, and which sizes do not fit in memory."""
+    """Return a line with the shortest and the longest step, and how many sizes do not fit in memory."""
     rows = sized.rows
     low, high = (time_text(end(row.step_us for row in rows)) for end in (min, max))
     socs = listed([safe(soc) for soc in dict.fromkeys(row.soc for row in rows)], 3)

@@ -81,7 +81,7 @@ def memory_columns(kind: type[Row]) -> list[Column[Row]]:
 
 
 def file_columns(kind: type[Row], fields: Sequence[str]) -> list[Column[Row]]:
-    """Return columns of plain values for files."""
+    """Return the columns of a table for files, with plain values."""
 
     def unit(field: str) -> Any:
         if field in ("soc", "limit"):

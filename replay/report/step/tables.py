@@ -78,7 +78,7 @@ def tables(study: Study) -> Tables:
 
 
 def tables_of_ranks(timeline: JobTimeline) -> Tables:
-    """Return the tables of one step of several ranks by name."""
+    """Return table name → table, for one step of several ranks."""
     ranks = {"rank": COUNT, "source": TEXT, "step": TEXT, "late": COUNT, "unmatched": COUNT}
     times = ("recorded_step_us", "retimed_step_us", "begins_us", "waiting_us", "transfer_us", "late_us")
     collectives: dict[str, Unit] = dict.fromkeys(("kind", "group", "dtype", "matched_by"), TEXT)
@@ -99,7 +99,7 @@ def tables_of_ranks(timeline: JobTimeline) -> Tables:
 
 
 def tables_of_captured(timeline: CapturedTimeline) -> Tables:
-    """Return the tables of a captured step by name."""
+    """Return table name → table, for a captured step."""
     times = ("step_us", "low_us", "high_us", "computing_us", "communication_us", "idle_us", "host_us")
     changed = Column[Any]("change", lambda change: change.change)
     calls = Column[Any]("calls", lambda change: change.matched, COUNT)

@@ -228,7 +228,7 @@ class _Clock(msgspec.Struct, frozen=True):
 
 
 _Category = tuple[str, str, bool]
-"""A row of `CATEGORY_ROWS`; if the field is "", the row is the whole step."""
+"""A row of `CATEGORY_ROWS`; a row with the field "" stands for the whole step."""
 
 
 def _categories(timeline: Timeline, width: int) -> Table[_Category]:
@@ -361,7 +361,7 @@ _Change = tuple[str, "WhatIf | JobChange"]
 
 
 def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Iterable[str]) -> Table[_Change]:
-    """Return the step length after each change, also on each simulated device."""
+    """Return a table of the step length after each change, also on each simulated device."""
     column = Column[_Change]
     columns = [
         column(title, lambda row: row[0], form="fold"),
@@ -394,7 +394,7 @@ def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, st
 
 
 def note_lines(timeline: Timeline) -> list[str]:
-    """Return the notes needed to trust the numbers, one line each."""
+    """Return notes on what to know before trusting the numbers, one line each."""
     lines = [*timeline.notes, *of_devices(timeline.socs)]
     lines += [f"memory: {note}" for note in (timeline.memory.notes if timeline.memory is not None else ())]
     lines += [*of_changes(timeline.what_if), *_of_all_changes(timeline)]
@@ -438,5 +438,5 @@ def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
 
 
 def telling(lines: Sequence[str]) -> list[str]:
-    """Return the notes on devices, without the notes common to every step."""
+    """Return the notes on devices in `lines`, without the notes that are the same for every step."""
     return [line for line in lines if not line.partition(": ")[2].startswith(ASSUMED)]

@@ -354,7 +354,7 @@ def _machine_lines(machine: float, method: str) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return notes needed to trust the verdicts."""
+    """Return notes on what to know before trusting the verdicts."""
     lines = _method_lines(comparison)
     judged = comparison.of("slower", "faster", "same") if comparison.sides is None else []
     ways = Counter(op.note for op in judged if op.note)
@@ -428,7 +428,7 @@ def _step_facts(steps: StepChange) -> dict[str, object] | None:
 
 MOST_REPLACED = 8
 LEAST_SHARED = 0.005
-"""Minimum change common to all ops that is reported, as a share."""
+"""A change common to all ops is reported if it is at least this large, as a share."""
 MAX_ROWS = 50
 """Maximum number of rows in Markdown, because GitHub limits a comment to 65,536 characters."""
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
@@ -587,7 +587,7 @@ def page_table(comparison: Comparison) -> Table[OpGroup]:
 
 
 def replaced_table(comparison: Comparison, limit: int | None = None) -> Table[Replaced]:
-    """Return a table of calls in the step before that other calls replaced in the step after."""
+    """Return a table of calls of the first step that were replaced by other calls in the second step."""
     column = Column[Replaced]
     columns = [
         column("in place of others", lambda one: f"{_called(one.before)} → {_called(one.after)}", form="fold"),

@@ -91,7 +91,7 @@ def render(ops: Sequence[OpHistory], *, width: int) -> RenderableType:
 
 
 def markdown(ops: Sequence[OpHistory]) -> str:
-    """Return the first line as a heading, the changes and notes."""
+    """Return the history as Markdown: the first line as a heading, the changes and the notes."""
     name = _Col("op", lambda row: row.op.name, form="code")
     inputs = _Col("inputs", lambda row: row.op.inputs, form="code")
     table = cut(_table(ops, name, inputs), MAX_ROWS)
@@ -114,6 +114,6 @@ def _table(ops: Sequence[OpHistory], *last: _Col) -> Table[_Row]:
 
 
 def _run(change: Change) -> str:
-    """Return commit and time of a run: "3f0c91a2b7de, 2026-11-24 02:17"."""
+    """Return the commit and the time of a run: "3f0c91a2b7de, 2026-11-24 02:17"."""
     when = change.started_at[:16].replace("T", " ")
     return f"{change.label[:12]}, {when}" if change.label else when

@@ -426,7 +426,7 @@ def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
 
 
 def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
-    """Return the notes on predictions that do not affect decisions, and the assumptions."""
+    """Return those notes on predictions that do not affect decisions, and the assumptions."""
     lines = [line for step in steps for line in confidence_notes(step.device, results)]
     decisive = {line for step in steps for line in telling_notes(step.device, results)}
     return [*(line for line in lines if line not in decisive), *assumption_notes(results)]

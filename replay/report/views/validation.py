@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicted against measured kernels, as tables and as JSON; does not compute errors."""
+"""Predicted and measured times of kernels, as tables and as JSON; errors are computed elsewhere."""
 
 from __future__ import annotations
 

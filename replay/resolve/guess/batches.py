@@ -28,7 +28,7 @@ _SIZES = frozenset({"size", "shape", "input_sizes", "self_sizes", "sizes"})
 _NEW_DIMS = frozenset({"aten::unsqueeze", "aten::unsqueeze_", "aten::stack"})
 """Ops whose dimension argument refers to the result, which has one more dimension."""
 _PARTS = frozenset({"aten::unflatten"})
-"""Ops whose sizes all belong to one dimension."""
+"""Ops whose argument with sizes describes the parts of a single dimension."""
 
 
 def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:

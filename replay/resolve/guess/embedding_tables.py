@@ -15,7 +15,7 @@ from opreplay.traces.model import TensorMeta
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Usual widths of embedding rows, tried in this order."""
 ROW_BYTES = 4
-"""The width of fbgemm's table rows is a multiple of this number of elements."""
+"""The number of elements in each row of fbgemm's tables is a multiple of this."""
 _WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _ROWS = ("momentum1_dev", "momentum1_uvm", "momentum1_host")
 

@@ -88,7 +88,7 @@ def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
 
 
 def index_tensors(known: Call, context: Context) -> Guess | None:
-    """Guess the list of index tensors; None if self is unknown."""
+    """Guess the list of index tensors; None if the argument `self` is unknown."""
     source, values, around = known.tensor("self"), known.shape("values"), context.relatives()
     if source is None:
         return None
@@ -166,7 +166,7 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
 
 
 def _integers(calls: Iterable[OpSignature], op: str) -> list[TensorMeta]:
-    """Return the first argument of each call of `op` if it is an integer tensor."""
+    """Return the integer tensors that are the first argument of a call of `op`."""
     return [meta for meta, _ in first_tensors(calls, (op,)) if meta.dtype.startswith(_INTEGERS)]
 
 
@@ -325,7 +325,7 @@ def _possible_dims(rank: int, shown: _ShownIndices) -> Iterable[tuple[int, ...]]
 
 
 def _takes_masks(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> bool:
-    """Check whether each mask has the size of the dimensions that it would index."""
+    """Check whether the shape of each mask equals the sizes of the dimensions that it would index."""
     masks = ((dims[at : at + width], meta) for at, width, meta in _positions(shown.tensors) if meta.dtype in MASKS)
     return all(tuple(shape[d] for d in masked) == mask.shape for masked, mask in masks)
 

@@ -56,7 +56,7 @@ _EMPTY: Shape = (0,)
 
 
 class Composite(msgspec.Struct, frozen=True, kw_only=True):
-    """The composite op that makes a view; views between the two are skipped."""
+    """The composite op that makes a view. Other views between this op and the view are skipped."""
 
     call: OpSignature
     number: int
@@ -64,9 +64,9 @@ class Composite(msgspec.Struct, frozen=True, kw_only=True):
     place: int
     """Number of earlier calls of `name` that the composite makes."""
     name: str
-    """Name of the view, or of the outermost view between it and the composite."""
+    """Name of the view itself, or of the outermost view that encloses it inside the composite."""
     after: tuple[OpSignature, ...]
-    """The following calls within the composite."""
+    """Calls that the composite makes after this one."""
     around: Relatives
 
     @property
@@ -371,7 +371,7 @@ def literal(around: Relatives) -> TensorMeta | None:
 
 
 def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
-    """Return the next calls made by the same parent."""
+    """Return those of the following calls that the same parent makes."""
     return tuple(call for call, level in zip(around.following, around.levels, strict=True) if level == 0)
 
 

@@ -186,7 +186,7 @@ def parameters(known: Call, context: Context) -> Guess | None:
 
 
 ElementTypes = tuple[tuple[str, ...], str]
-"""(dtypes of the tensors of a list, reason)."""
+"""(dtype of each tensor in a list, reason for these dtypes)."""
 
 
 def element_types(
@@ -321,7 +321,7 @@ def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) 
 
 
 def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
-    """Return the first tensors of calls, if their dtypes are recorded, by op name."""
+    """Return, by op name, the first tensor of each call if its dtype is recorded."""
     by_name: dict[str, list[TensorMeta]] = {}
     for meta, name in first_tensors(calls):
         if meta.dtype:

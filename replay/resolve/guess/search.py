@@ -59,7 +59,7 @@ SEARCHED = _aten(
 _GRADIENTS = _aten("slice_backward select_backward")
 _STRIDED = _aten("as_strided as_strided_ _reshape_alias")
 _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
-"""Views that get their result from a nested view."""
+"""Views whose result is the result of a nested view."""
 _REVERSED = re.compile(
     r"(View|UnsafeView|ReshapeAlias|Expand|Sum|Mean|T|Transpose|Permute|Squeeze|Unsqueeze|Alias)Backward\d*"
 )
@@ -151,7 +151,7 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
 def _usual_result(
     match: Match, source: TensorMeta, known: Call, caller: Context, usual: Usual, *, place: int
 ) -> Tried | None:
-    """Return the result of a view, with unrecorded arguments guessed by `usual`."""
+    """Return the result of a view. `usual` guesses the arguments that are not recorded."""
     why, shown = "recorded", True
     for arg in _positional(match.spec):
         guessed = usual(match.spec, arg, known, caller) if arg.name not in known else None

@@ -23,7 +23,7 @@ _PADDINGS = {
     "_pad_circular": "circular",
     "constant_pad_nd": "constant",
 }
-"""Start of the name of the op that aten::pad calls → mode."""
+"""First part of the name of the op that aten::pad calls → the `mode` of aten::pad."""
 _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])\}")
 """Matches the kernel name of gelu and finds the number of a lambda in it. Number 1, the first lambda in the kernel's
 source, is the approximation (ATen/native/cuda/ActivationGeluKernel.cu).
@@ -100,7 +100,7 @@ def _gelu(known: Call, context: Context) -> Guess | None:
 
 
 def _rounding_mode(known: Call, context: Context) -> Guess | None:
-    """Guess the rounding mode from the kernel's name or, failing that, as `_rounded` does."""
+    """Guess the rounding mode from the kernel's name; if the name does not show it, as in `_rounded`."""
     around, dividend = context.relatives(), known.tensor("self")
     named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
     return named if named is not None or dividend is None else _rounded(dividend, known, around)

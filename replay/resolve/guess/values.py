@@ -15,7 +15,7 @@ from opreplay.traces.model import OpSignature, TensorMeta
 
 Shape = tuple[int, ...]
 NOT_INSIDE = 99
-"""Level of the backward node of the call itself, if it comes first in `following`."""
+"""Level of the backward node of the call itself, if this node is the first call in `following`."""
 
 
 class Relatives(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +47,11 @@ class Relatives(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     """Names of the next labels without sizes, in order."""
     above: Callable[[int], Relatives] | None = None
-    """Returns the calls around one of `ancestors`, by its index."""
+    """Function that returns the calls around an ancestor, given its index in `ancestors`."""
     forward: OpSignature | None = None
     """The forward call whose backward contains this call, found by autograd's sequence number."""
     before: Callable[[], Relatives] | None = None
-    """Returns the calls around the `forward` call."""
+    """Function that returns the calls around the call `forward`."""
     backward: tuple[OpSignature, ...] = ()
     """The calls inside the backward node of this call."""
     gradients: tuple[OpSignature, ...] = ()
@@ -105,7 +105,7 @@ class Guess(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorMeta | None, ...] | None = None
     """Tensors of a Tensor[] argument."""
     evident: bool = True
-    """Whether something in the trace supports the guess; otherwise it is the usual value."""
+    """Whether something in the trace supports the guess. If not, the guess is just a usual value."""
 
 
 Rule = Callable[[Call, Context], "Guess | None"]

@@ -51,7 +51,7 @@ _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like
 
 
 def _read_next(context: Context, count: int = 12) -> Iterator[tuple[TensorMeta, str]]:
-    """Yield each tensor passed to the next calls, with the name of the call."""
+    """Yield (tensor, name of the call) for each tensor that is passed to one of the next calls."""
     for call in context.relatives().following[:count]:
         if call.name in _NO_READERS:
             continue
@@ -102,12 +102,12 @@ def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
 
 
 def _repeats(view: Shape, shape: Shape) -> bool:
-    """Check whether a view has a given shape, except for repetition or dimensions of size 1."""
+    """Check whether a view has the given shape, apart from repetition and dimensions of size 1."""
     return view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]
 
 
 def _strides(known: Call, context: Context) -> Guess | None:
-    """Guess strides with which a view of the guessed size stays within the memory."""
+    """Guess strides with which a view of the guessed size stays within the viewed tensor's memory."""
     source, size = known.subject, known.value("size")
     if source is None or not is_whole_numbers(size):
         return None

@@ -304,7 +304,7 @@ def _size_of(name: str) -> Rule:
 
 
 def _completed(known: Call, context: Context) -> Call:
-    """Return the arguments, with a tensor for each one that was passed as a size only."""
+    """Return the arguments, adding a tensor for each argument of which only the size was passed."""
     completed = Call()
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
         if is_whole_numbers(shape := known.value(size)):

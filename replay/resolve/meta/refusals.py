@@ -33,7 +33,7 @@ _NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}
 _WITH_META_KERNELS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
 """Namespaces whose meta kernels fail only for calls that are invalid on any device."""
 _FAITHFUL_NOTES = ("contiguous strides", "added to the schema after the recording")
-"""Ends of notes on assumptions that change neither sizes nor numbers of a recorded call."""
+"""Final words of notes about assumptions that do not change the sizes or numbers of a recorded call."""
 _NOT_OF_SIZES = re.compile(
     r"dtype|scalar ?type|\btypes?\b|stride|contiguous|layout|memory.format|alias|overlap|grad|^$", re.IGNORECASE
 )
@@ -88,6 +88,6 @@ def verdict_on(op: ReplayOp, error: Exception) -> MetaCheck:
 
 
 def _depends_on_contents(op: ReplayOp) -> bool:
-    """Check whether torch marks the op as one whose results depend on tensor values."""
+    """Check whether torch has tagged the op as one whose results depend on the values of tensors."""
     tags = getattr(known_overload(op), "tags", ())
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags

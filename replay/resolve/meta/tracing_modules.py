@@ -24,7 +24,7 @@ PACKAGES = (DYNAMO, SYMPY)
 
 
 class _StandIn(ModuleType):
-    """A module with a few names. If any other name is accessed, the real module replaces it."""
+    """A module with a few names only. Access to any other name puts the real module in its place."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and (name != "__path__" or self.__name__ not in PACKAGES):

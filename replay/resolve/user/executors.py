@@ -43,7 +43,7 @@ class UserExecutor(OpFunction, frozen=True, kw_only=True):
     mutates: tuple[str, ...] = ()
     """Arguments that the callable writes to."""
     fake: Callable[..., Any] | None = None
-    """Function that returns the results on meta tensors."""
+    """Function that is called in place of the executor on meta tensors, and returns its results."""
     lists: bool = False
     """Whether the callable is a function (inputs, attrs): tensors are passed by position, everything else by name."""
     overloads: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -55,7 +55,7 @@ class UserExecutor(OpFunction, frozen=True, kw_only=True):
 
     @property
     def note(self) -> Assumption:
-        """Return the note that tells reports that this callable runs the op."""
+        """Return a note that tells readers of reports that this callable runs the op."""
         if self.program:
             return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: this is not the time of a real kernel")
         return Assumption(argument="*", what=f"run by the user's executor {self.shown}")

@@ -25,7 +25,7 @@ class PythonFunction(UserExecutor, frozen=True, kw_only=True):
 
     @property
     def note(self) -> Assumption:
-        """Return the note that tells reports that no schema named the arguments."""
+        """Return a note that tells readers of reports that no schema gave the arguments their names."""
         what = f"no schema: {self.module}.{self.shown} is called with the arguments by position, as recorded"
         return Assumption(argument="*", what=what)
 

@@ -314,7 +314,7 @@ def _with_strides(meta: Meta) -> Meta:
 
 
 def _kind(arg: ArgSpec, value: CallValue) -> str:
-    """Return the IR type of a plain value for an argument."""
+    """Return the type, in the IR, of a plain value that is passed for an argument."""
     wanted = arg.kind.removesuffix("[]")
     if isinstance(value, TorchName):
         return wanted if wanted in _BY_NAME else "ScalarType"
@@ -336,7 +336,7 @@ def _plain(value: CallValue) -> PlainValue:
 
 
 def _recorded(value: CallValue) -> RecordedArg:
-    """Return a written value in the form of a recorded argument, which users' functions get."""
+    """Convert a written value to the form of a recorded argument, in which users' functions get it."""
     if isinstance(value, TensorMeta):
         return as_recorded(_with_strides(value))
     if isinstance(value, TorchName) and value.removeprefix("torch.") in SCALAR_TYPE_CODES:

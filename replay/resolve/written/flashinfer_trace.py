@@ -51,7 +51,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One argument of the op, with the names of inputs in place of tensors or a number."""
+    """An argument of the op. Names of inputs take the place of its tensors, or of its number."""
 
     arg: ReplayArg
     inputs: tuple[str | None, ...] = ()
@@ -102,7 +102,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Memory layout of a tensor that is not contiguous or shares memory."""
+    """Memory layout of a tensor that shares memory with another one, or that is not contiguous."""
 
     strides: tuple[int, ...] | None = None
     storage_offset: int = 0
@@ -110,7 +110,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Properties of a call in a plan that are not sizes."""
+    """Facts about a call in a plan other than its sizes."""
 
     count: int = 1
     layouts: dict[str, Layout] = {}

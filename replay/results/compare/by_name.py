@@ -14,11 +14,11 @@ ALONE = ("only before", "only after")
 
 
 class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: an op, or all shapes of ops of one name combined."""
+    """One row: a single op, or all ops of one name, combined over their shapes."""
 
     op: OpComparison
     shapes: tuple[OpComparison, ...] = ()
-    """Combined shapes, largest change first; empty for a single op."""
+    """The shapes that the row combines, largest change first; empty for a single op."""
 
 
 def by_name(comparison: Comparison) -> list[OpGroup]:

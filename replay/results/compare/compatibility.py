@@ -35,7 +35,7 @@ NOTED: tuple[str, ...] = (
     "memory_bytes",
     "beside_another_job",
 )
-"""Facts that may differ, because comparisons show what a new version costs."""
+"""Facts that may differ between compared runs: a comparison shows what a new version costs."""
 
 OPTIONS_MUST_AGREE: dict[str, str] = {
     "mode": "one run measured single ops, the other a sequence",

@@ -123,7 +123,7 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight_us(self) -> float:
-        """Change of the step's time or, without steps, of all calls; a missing time counts as 0."""
+        """Absolute change of the step's time or, without steps, of all calls; a missing time counts as 0."""
         if self.step_change_us is not None:
             return abs(self.step_change_us)
         return abs(((self.after_us or 0.0) - (self.before_us or 0.0)) * self.count)
@@ -159,7 +159,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of one side, if at least one side is not a measurement."""
+    """Description of one side of a comparison in which at least one side is not a measurement."""
 
     what: What
     on: str
@@ -237,7 +237,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: PairedBy | None = None
     """How the steps of two recordings were paired; None for other comparisons."""
     replaced: tuple[Replaced, ...] = ()
-    """Between the steps of two traces: which calls replace which."""
+    """For two traces: which calls of the step before were replaced by which calls of the step after."""
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
         """Return the ops with these verdicts."""
@@ -446,7 +446,7 @@ def judge_op(op: OpComparison, threshold: float, applied: float, common: float |
 
 
 LEAST_ALIKE = 0.8
-"""Minimum share of the ops with one ratio for which ops count as changed alike."""
+"""If at least this share of the ops has about the same ratio, the ops count as changed alike."""
 
 
 def common_ratio(ops: Sequence[OpComparison], threshold: float) -> float | None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Find which calls replace which, by aligning the calls of two steps in order by op name."""
+"""Find calls that replaced others: the calls of two steps are aligned in order, by op name."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     longest_us: float | None = None
     """Time of the longest timed call."""
     total_us: float | None = None
-    """Recorded sum of all calls; None if every call counts with the time `us`."""
+    """Recorded total time of all calls; None if each call counts as taking `us`."""
     kernel: str | None = None
     note: str = ""
 
@@ -108,7 +108,7 @@ CONFIDENCE = {
     "other SoC": "prediction calibrated on another SoC",
     "uncalibrated": "uncalibrated prediction",
 }
-"""Confidence of a prediction → text next to its ratio to another time."""
+"""Confidence of a prediction → text shown next to the ratio of the prediction to another time."""
 
 
 def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Times:
@@ -174,7 +174,7 @@ def _measured_op(result: OpResult) -> OpTime:
 
 
 _DOUBTS = frozenset({"first call", "not settled", "part of the op", "interrupted", "threads waited"})
-"""Warnings of a measurement that are shown next to its ratio to another time."""
+"""Kinds of warnings that are shown next to the ratio of a measured time to another time."""
 
 
 def _simulated(file: ResultFile, soc: str | None, source: str) -> Times:
@@ -509,7 +509,7 @@ def _notes(
 
 
 def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
-    """Return notes on what the intervals are, and which times have none."""
+    """Return notes on what the intervals are, and on times that have no interval."""
     if before.what == after.what == "simulated":
         return ["no interval: both sides are predictions with similar errors, compared as exact values"]
     notes: list[str] = []

@@ -243,7 +243,7 @@ class Tracer:
         (self._bodies[-1] if at is None else at).append(node)
 
     def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
-        """Assign a position or a block size to a new name, and return the name as a number."""
+        """Add a statement that assigns a position or a block size to a new name; return that name as a number."""
         return atom(self.note((text,), hint).name, value, frozenset(), bound)
 
     # Blocks of dimensions
@@ -344,7 +344,7 @@ class Tracer:
         return self.loaded(ref)
 
     def stored(self, ref: Ref, tile: Tile, *, add: bool, relu: bool) -> None:
-        """Store a tile to a part of a tensor, or add it to the part."""
+        """Store a tile to a part of a tensor or, if `add` is set, add it to that part."""
         if self._dealt == "over":
             raise Refused("a store follows the loop over blocks")
         if relu:

@@ -125,7 +125,7 @@ def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
 
 
 def _by_rank(cases: Sequence[Case]) -> list[Case]:
-    """Return the first case for each combination of tensor ranks."""
+    """Return the first case for each combination of the tensors' numbers of dimensions."""
     first: dict[tuple[int, ...], Case] = {}
     for case in cases:
         ranks = tuple(len(value.shape) for value in case.arguments.values() if isinstance(value, TensorMeta))
@@ -156,7 +156,7 @@ def traced(bound: Bound) -> Kernel:
 
 
 def _tree(runs: Sequence[list[Node]]) -> list[Node]:
-    """Merge runs into a tree; they have the same statements up to a branch point."""
+    """Merge runs, which have the same statements up to a branch point, into one tree."""
     first = runs[0]
     at = next((i for i, node in enumerate(first) if isinstance(node, Fork)), None)
     if at is None:
@@ -219,7 +219,7 @@ def _line_of(error: Exception, program: Program) -> int:
 
 
 def _coalesced(body: list[Node]) -> None:
-    """Remove assignments that only copy a value without other uses."""
+    """Remove assignments that only copy a value, if the value is not used anywhere else."""
     uses: Counter[int] = Counter()
     for node in statements_of(body):
         uses.update(id(part) for part in node.parts if isinstance(part, Value))
@@ -383,7 +383,7 @@ def _conditions(bound: Bound, kernel: Kernel) -> list[str]:
 
 
 def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
-    """Yield lines that assign names to the sizes and strides in use."""
+    """Yield lines that assign tensor sizes and strides to their names, for the names in `words`."""
     for name, meta in bound.tensors.items():
         for kind, method in (("", "shape"), ("s", "stride()")):
             for dim in range(len(meta.shape)):

@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def user_line() -> tuple[str, int]:
-    """Return file and line of the running program."""
+    """Return the file and the line that the program is running."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, _LANGUAGE, "<")):
         frame = frame.f_back
@@ -343,7 +343,7 @@ class Ref:
         self.dims = tuple(dims)
         """(size, stride) of each dimension."""
         self.cell = cell
-        """Contents, if this is scratch memory."""
+        """Contents of the memory, if it is scratch memory."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -395,7 +395,7 @@ class Ref:
 
 
 def _within(index: Any, start: Any, length: Any, size: Any) -> None:
-    """Require that an index is within its dimension, if the launcher can check that."""
+    """Require that an index is within its dimension; skip this if the launcher cannot check it."""
     last = index.total if isinstance(index, Block) else start + 1 if length is None else start + length
     TRACER.get().required(last, "<=", size)
 
@@ -486,12 +486,12 @@ class Value:
 
 
 class Tile(Operators):
-    """Data on a core, emitted as a named block of the kernel with its sizes."""
+    """Data on a core, with its sizes; it is emitted as a named block of the kernel."""
 
     def __init__(self, value: Value, shape: Sequence[Any], dtype: str, source: Ref | None = None) -> None:
         self.value, self.shape, self.dtype = value, tuple(shape), dtype
         self.source = source
-        """Part of a tensor that a load read; None for other tiles."""
+        """Part of a tensor from which the tile was loaded; None for other tiles."""
 
     def instruction(self, name: str, *others: Any) -> Tile:
         """Apply a vector instruction by name."""

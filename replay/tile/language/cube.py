@@ -117,7 +117,7 @@ def _check_operand(on: Core, value: Any, name: str) -> None:
 
 
 def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
-    """Emit the copies to L0A and L0B and the products, for each piece of k."""
+    """For each piece of k, emit the copies to L0A and L0B and the matrix product."""
     device, size = on.device, DTYPE_BYTES[a.dtype]
     (m, k), n = a.shape, b.shape[1]
     rows, columns = up(m, FRACTAL), up(n, FRACTAL)

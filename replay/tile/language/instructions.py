@@ -28,7 +28,7 @@ class Instruction(NamedTuple):
     unit: Unit
     pipe: Pipe
     cycles: float
-    """Cycles on the pipe, without the time of bytes moved from or to GM."""
+    """Cycles on the pipe, without the time to move bytes from or to GM."""
     path: str
     """Field of `Pipes` with the rate of transfers from or to GM; "" if the instruction transfers no data."""
     size: int
@@ -42,7 +42,7 @@ class Instruction(NamedTuple):
 
 
 Advance = tuple[tuple[int, int], ...]
-"""Pairs (place in the source, number of uses by which the buffers of this place advance)."""
+"""Pairs (place in the source, number of uses by which this place's rotating buffers move on)."""
 
 
 class Repeat(NamedTuple):
@@ -57,7 +57,7 @@ class Repeat(NamedTuple):
 
 
 class Part:
-    """The steps of one block, with the count of each repetition for this block."""
+    """The steps of one block, with the repetition counts that hold for this block."""
 
     __slots__ = ("advance", "steps", "times", "whole")
 
@@ -65,7 +65,7 @@ class Part:
         self.steps = steps
         """Steps shared by blocks that do the same work. Buffers are numbered from the start of the block."""
         self.times = times
-        """Counts of the repetitions, in order."""
+        """Count of each `Repeat` in the steps, in order."""
         self.advance = advance
         self.whole: list[Step] | None = None
 
@@ -198,7 +198,7 @@ class Statistic(NamedTuple):
     text: str
     axis: int
     compute: Callable[..., Any]
-    """Computes the result from a torch tensor along an axis, which is kept."""
+    """Computes the result from a torch tensor along an axis, which is kept with size 1."""
     triton: str
     neutral: str
     """Neutral element as a Triton expression, for elements without data."""
@@ -225,7 +225,7 @@ STATISTICS = {
 }
 
 CONVERT_START, CONVERT_SLOPE = 20.0, ONE
-"""TCVT: start and cycles per element of the wider type."""
+"""For TCVT: cycles to start, and cycles per element of the wider dtype."""
 CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
     pair
     for one, other in (
@@ -259,12 +259,12 @@ With 128 columns, this is 0.055 cycles per element (PTO-ISA).
 EXPAND_START, EXPAND_ROW = 30.0, 1.0
 """Cycles to repeat one number of each row along the row, before an instruction that reads it as second source."""
 COLUMN_STEP = TWO
-"""Cycles per element of column sums and maxima, which add rows to each other."""
+"""Cycles per element of column sums and maxima, which combine whole rows with each other."""
 SORT_START, SORT_SLOPE = 40.0, 1.2
 """TSORT32: cycles to start and per element. Fitted with MERGE_SLOPE to top-k of 1024 columns (5,500 cycles per row)."""
 MERGE_START, MERGE_SLOPE = 60.0, 1.4
-"""TMRGSORT: start and cycles per element of one merge of up to four lists."""
+"""For TMRGSORT: cycles to start and per element, for one merge of up to four lists."""
 GATHER_START, GATHER_SLOPE = 40.0, 0.25
 """TGATHER by index: cycles to start and per element. Assumed: a quarter of a cycle per 4-byte element."""
 TRANSPOSE_START, TRANSPOSE_SLOPE = 40.0, 0.07
-"""TTRANS: start and cycles per element; it processes 16 rows of 32 bytes at a time."""
+"""For TTRANS, which processes 16 rows of 32 bytes at a time: cycles to start and per element."""

@@ -241,7 +241,7 @@ def _extent(memory: Memory) -> int:
 
 
 def _last(ref: Ref | Memory) -> int:
-    """Return the position of the last element in the memory."""
+    """Return the position in the memory of the last element of `ref`."""
     return ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
 
 
@@ -439,7 +439,7 @@ def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float
 
 
 def _written_before(core: Core, ref: Ref) -> list[Buffer]:
-    """Return the buffers that a load must wait for if this core writes the memory."""
+    """Return the buffers written by this core's earlier stores that a load from `ref` must wait for."""
     memory = ref.memory
     if memory.role == "scratch":
         return [memory.buffer]

@@ -110,7 +110,7 @@ def user_frame() -> FrameType | None:
 
 
 def where() -> tuple[str, int]:
-    """Return file and line of the running program."""
+    """Return the file and the line that the program is running."""
     frame = user_frame()
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("program", 0)
 
@@ -143,7 +143,7 @@ def fail(limit: Limit, message: str, *, hint: str = "") -> TileError:
 
 
 def capacity(place: Place, device: DeviceProfile) -> int:
-    """Return the size of one core's memory in bytes."""
+    """Return the size in bytes of the memory `place` of one core."""
     pipes = device.pipes
     sizes = {"UB": pipes.ub_bytes, "L1": pipes.l1_bytes, "L0A": pipes.l0a_bytes, "L0B": pipes.l0b_bytes}
     return int(sizes.get(place, device.l0c_bytes))
@@ -162,7 +162,7 @@ def up(n: int, step: int) -> int:
 
 @cache
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape of a tile flattened to two dimensions: rows of its last dimension."""
+    """Return (number of rows, row length) of a tile, where the rows run along the last dimension."""
     return prod(shape[:-1]), shape[-1] if shape else 1
 
 

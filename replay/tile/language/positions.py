@@ -127,7 +127,7 @@ def _product(first: Any, second: Any) -> Any:
 
 
 class Guard:
-    """A condition that was true when a program was run, as a function of its loop counters."""
+    """A condition that was true when a program was run, as a function of the loop counters."""
 
     __slots__ = ()
 
@@ -320,7 +320,7 @@ def _position(value: Any, expr: Expr, notes: Notes) -> Any:
 
 
 class Explicit(msgspec.Struct):
-    """An iteration of a loop that was run."""
+    """A loop iteration that was run, not skipped."""
 
     number: Expr
     guards: tuple[Guard, ...]
@@ -334,7 +334,7 @@ class Skipped(msgspec.Struct):
     """Guards of each iteration of the period."""
     times: Atom
     tail: int
-    """Number of iterations that are run at the end of the loop."""
+    """Number of iterations at the end of the loop that are run, not skipped."""
     half: bool
     """Whether only half of the possible iterations were skipped. An iteration in the middle is then run and
     compared.
@@ -377,7 +377,7 @@ class Trail(Guard):
     count: Expr
     parts: list[Explicit | Skipped] = field(default_factory=list[Explicit | Skipped])
     end: Expr = ZERO
-    """Iteration number after the last one."""
+    """Number of the iteration after the last one."""
     left_early: bool = False
     """Whether the program broke out of the loop."""
     sampled: bool = False

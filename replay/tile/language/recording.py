@@ -54,7 +54,7 @@ UNITS = ("cube", "vec0", "vec1")
 LONGEST_PERIOD = 12
 """Maximum period, in iterations, of a loop's instructions. Rotating buffers make the period longer than 1."""
 TAIL = 2
-"""Iterations at the end of a loop that are always run."""
+"""Number of iterations at the end of a loop that are always run."""
 PROBED = 8
 """If at least this number of repetitions is skipped at once, an iteration in the middle is run and compared."""
 PROBES = 8
@@ -88,7 +88,7 @@ class Unsurveyed(Exception):
 
 
 class NeedsCube(Exception):
-    """Raised if a program that was assumed to run on vector cores only uses the cube core."""
+    """Raised if a program uses the cube core although it was assumed to run only on vector cores."""
 
 
 class Recording(msgspec.Struct):
@@ -121,7 +121,7 @@ class Iteration(msgspec.Struct):
 
     begin: int
     end: int
-    """Number of the recording's steps at the end of the iteration."""
+    """Number of steps in the recording at the end of the iteration."""
     uses: list[int]
     """Number of executions of each place in the source before the iteration."""
     counters: tuple[tuple[str, object], ...]
@@ -136,7 +136,7 @@ class Body(msgspec.Struct):
 
     steps: list[Step]
     counts: list[tuple[Atom, int]]
-    """(variable, value) of each repetition's count."""
+    """(variable, value) of the count of each repetition."""
     advance: Advance
 
 
@@ -145,7 +145,7 @@ class Survey(msgspec.Struct):
 
     bodies: list[Body] = msgspec.field(default_factory=list[Body])
     body_of: list[int] = msgspec.field(default_factory=list[int])
-    """Index in `bodies` of each block's work."""
+    """For each block, the index of its work in `bodies`."""
     times: list[tuple[int, ...]] = msgspec.field(default_factory=list[tuple[int, ...]])
     """Repetition counts of each block."""
     before: list[Step] = msgspec.field(default_factory=list[Step])
@@ -176,7 +176,7 @@ class Skipping(msgspec.Struct, frozen=True, kw_only=True):
     every: bool = False
     """Whether everything is run and nothing is skipped."""
     unsteady: frozenset[Spot] = frozenset()
-    """Loops that turned out not to repeat, so that all of their iterations are run."""
+    """Loops that turned out not to repeat. All of their iterations are run."""
     probing: bool = False
     """Whether some of the skipped iterations are run and compared."""
     survey: Survey | None = None
@@ -227,7 +227,7 @@ class Core:
         self._unchecked: tuple[str, Place, tuple[str, int], list[tuple[list[int], int]]] | None = None
         self._overflow: Overflow | None = None
         self.rings: dict[tuple[int, int], Memory] = {}
-        """Buffer of scratch memory → allocation that was last stored to this buffer."""
+        """Buffer of scratch memory → scratch memory whose data were last stored to this buffer."""
 
     @property
     def me(self) -> int:
@@ -249,7 +249,7 @@ class Core:
         return place
 
     def line(self, place: int) -> tuple[str, int]:
-        """Return file and line of a place in the source."""
+        """Return the file and the line of a place in the source."""
         return self.recording.lines[place]
 
     def next_slot(self, place: int, slots: int) -> Buffer:
@@ -495,7 +495,7 @@ class Core:
         self._end_of_scope()
 
     def run_block(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
-        """Run a block with these block numbers by dimension, and return its work."""
+        """Run a block and return its work; `numbers` holds its block number in each dimension."""
         begin, uses = len(self.recording.steps), list(self._uses)
         self.env.update(numbers)
         yield item
@@ -524,12 +524,12 @@ class Core:
         )
 
     def spot_of(self, place: int) -> Spot:
-        """Return the source location of a place, to put its loop into `unsteady` for a later run."""
+        """Return the source location of a loop's place, as put into `Skipping.unsteady` for a later run."""
         return self._spots[place]
 
 
 class _Turns(Generic[Item]):
-    """The iterations of a loop, detecting iterations that do the same work."""
+    """The iterations of a loop. Iterations that do the same work are detected."""
 
     def __init__(
         self,
@@ -590,7 +590,7 @@ class _Turns(Generic[Item]):
         core.differs = core.differs or (dealt and bool(noted))
 
     def _count_repeats(self, body: list[Iteration], most: int) -> int:
-        """Return how many of the following periods repeat the last one, at most `most`."""
+        """Return how many of the periods that follow, at most `most`, repeat the last period."""
         period, i, variable = len(body), self._number, self._trail.variable
         if self._cut is not None:
             for k in range(most * period):
@@ -621,7 +621,7 @@ class _Turns(Generic[Item]):
         return most
 
     def _leave_out(self, body: list[Iteration], times: int, *, half: bool = False, looked: bool = False) -> None:
-        """Record that the last iterations are repeated `times` more times."""
+        """Record that `body`, which holds the last iterations, is repeated `times` more times."""
         if times < 1:
             return
         trail, recording = self._trail, self._core.recording
@@ -659,7 +659,7 @@ class _Turns(Generic[Item]):
 
 
 class _Blocks(Generic[Item]):
-    """The blocks of a program, detecting blocks that do the same work."""
+    """The blocks of a program. Blocks that do the same work are detected."""
 
     def __init__(
         self,

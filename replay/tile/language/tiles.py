@@ -50,13 +50,13 @@ class Memory:
         self.strides = tuple(strides) if strides is not None else contiguous_strides(self.shape)
         self.offset = 0
         self.data: Any = None
-        """torch tensor of the whole memory, if values are computed."""
+        """Data of the whole memory as a torch tensor, if values are computed."""
         self.writers: Any = None
-        """Core that wrote each element; -1 for none."""
+        """For each element, the core that wrote it; -1 for none."""
         self.readers: Any = None
         """For a memory that is read and written: core that read each element; -1 for none, -2 for several."""
         self.line_of: Any = None
-        """Index into `lines` of the store that wrote each element."""
+        """For each element, the index in `lines` of the store that wrote it."""
         self.lines: list[tuple[str, int]] = []
         self.place = -1
         """For scratch memory: place in the source that allocated it."""
@@ -111,7 +111,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Number of elements; smaller than the block size at the end."""
+        """Number of elements; at the end of the dimension, it may be smaller than the block size."""
         return self._stop - self._start
 
     def __len__(self) -> int:
@@ -349,7 +349,7 @@ class Tile(Operators):
         self.core, self.unit, self.shape, self.dtype, self.buffer = core, unit, shape, dtype, buffer
         self.place: Place = place
         self.data: Any = None
-        """torch tensor, if values are computed."""
+        """Data of the tile as a torch tensor, if values are computed."""
         self.defined: Any = None
         """Boolean torch tensor of the elements that hold data; None if all do."""
         self.why = ""
@@ -393,7 +393,7 @@ class Tile(Operators):
 
     @property
     def T(self) -> Tile:
-        """View of a tile in L1 that the product reads transposed, at no extra cost."""
+        """View of a tile in L1 that a matrix product reads as transposed, at no extra cost."""
         if self.place != "L1":
             raise fail("path", f"a tile in {self.place} has no transposed view", hint="Use tile.transpose(t).")
         transposed = self.core.reshaped(self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))

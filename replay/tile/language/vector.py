@@ -155,7 +155,7 @@ class TileCore(Core):
         return tile
 
     def cycles(self, start: float, slope: float, elements: float, dtype: str) -> float:
-        """Return the cycles of a vector instruction over this many elements."""
+        """Return the cycles of a vector instruction that processes this number of elements."""
         return start + slope * elements * DTYPE_BYTES[dtype] / 4 / self.device.vector_width
 
     def vector(self, name: str, cycles: float, reads: Sequence[Tile], tile: Tile) -> None:
@@ -164,7 +164,7 @@ class TileCore(Core):
 
 
 def _span(index: Any, size: int) -> tuple[int, int]:
-    """Return start and stop of an index into a tile."""
+    """Return the start and the stop of an index into a tile."""
     if hasattr(index, "span"):
         return index.span()
     if not isinstance(index, slice):

@@ -20,7 +20,7 @@ def _begun(rows, widths):
 
 
 def _page_step(queries, keys, values, states, scale):
-    """Process a page of keys in L1, and its values in pieces of columns."""
+    """Process a page of keys, all in L1, and the values of the page in pieces of columns."""
     rows, count = queries.shape[0], keys.shape[0]
     scores = tile.scratch((rows, count))
     tile.store(scores, tile.matmul(queries, keys.T))
@@ -55,7 +55,7 @@ def _paged(q, k, v, table, lengths):
 
 
 def _in_pages(pages, table, lengths, size):
-    """Return page numbers in shuffled order, and lengths that end within pages."""
+    """Return page numbers in shuffled order, and sequence lengths that end in the middle of pages."""
     order = torch.arange(table.numel()).mul(7).add(3).remainder(pages)
     ends = torch.arange(1, len(lengths) + 1).mul(37).remainder(table.shape[1] * size).add(1)
     return {"table": order.reshape(table.shape).to(table.dtype), "lengths": ends.to(lengths.dtype)}

@@ -8,7 +8,7 @@ from opreplay.replay import tile
 
 
 def _flat(*refs):
-    """Return views of tensors as one row each."""
+    """Return a one-dimensional view of each tensor."""
     return tuple(ref.view(-1) for ref in refs)
 
 

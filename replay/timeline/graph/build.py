@@ -179,7 +179,7 @@ class _Near(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, waits: Iterable[HostWait], starts: Iterable[_Start]) -> _Near:
-        """Group once, because a trace may have thousands of threads."""
+        """Group the arguments by thread once, because a trace may have thousands of threads."""
         waits_of: defaultdict[int, list[HostWait]] = defaultdict(list)
         starts_of: defaultdict[int, list[_Start]] = defaultdict(list)
         awaited_us: defaultdict[int, list[float]] = defaultdict(list)

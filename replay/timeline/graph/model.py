@@ -133,7 +133,7 @@ class EdgeList(msgspec.Struct):
         self.possible_us += [np.nan] * len(source)
 
     def join(self, other: EdgeList, offset: int) -> None:
-        """Append the edges of another list, with rows shifted by `offset`."""
+        """Append the edges of another list, with its node numbers increased by `offset`."""
         self.source += [row + offset for row in other.source]
         self.target += [row + offset for row in other.target]
         self.lag_us += other.lag_us
@@ -143,7 +143,7 @@ class EdgeList(msgspec.Struct):
         self.possible_us += other.possible_us
 
     def in_order(self, source: Ints, target: Ints, chosen: Ints) -> Edges:
-        """Return the chosen edges in the order of `chosen`, with the given new row numbers."""
+        """Return the edges `chosen`, in this order, with the new node numbers in `source` and `target`."""
         return Edges(
             source=source[chosen],
             target=target[chosen],
@@ -212,7 +212,7 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
     launch_latency_us: float
     """Median time from launch to start of tasks launched on an idle stream; 0 without device work."""
     stream_gap_us: float
-    """Median gap between two tasks of a stream if the second was already launched."""
+    """Median gap between two tasks of a stream, if the second one had already been launched."""
     carried: Carried
     """Dependencies on the previous step; empty if the trace marks no steps."""
     kernels_take_turns: bool = False
@@ -235,7 +235,7 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
         return bool((self.nodes.row >= 0).any())
 
     def edge_counts(self) -> dict[str, tuple[int, int]]:
-        """Map each kind of edge to its (recorded, inferred) number of edges."""
+        """Map each kind of edge to the numbers of its (recorded edges, inferred edges)."""
         out: dict[str, tuple[int, int]] = {}
         for index, kind in enumerate(EDGE_KINDS):
             rows = self.edges.kind == index

@@ -24,11 +24,11 @@ MOST_STEPS = 16
 USUAL_LOST = 0.15
 """Standard deviation of the prior for the share of their speed that kernels lose during collectives."""
 RESOLUTION_US = 0.2
-"""Resolution of recorded kernel times; a lower limit of the noise in the estimate."""
+"""Resolution of recorded kernel times. The estimate assumes at least this much noise."""
 BOUND = 1.645
 """Half-width of the 90 % interval of a normal distribution, in standard deviations."""
 MOST_LOST = 0.6
-"""Maximum loss of speed, as a share; a larger one has another cause."""
+"""Upper limit of the loss of speed during collectives, as a share. A larger loss has another cause."""
 ROUNDS = 4
 """Maximum number of times to reschedule. A step is rescheduled because the slowdown of kernels changes what
 overlaps.

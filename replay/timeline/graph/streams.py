@@ -335,7 +335,7 @@ class _StreamWaits:
         return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
 
     def _first(self, stream: int, time_us: float) -> int | None:
-        """Return the first task of a stream launched after a time; None if there is none."""
+        """Return a stream's first task that was launched at or after a time; None if there is none."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us))
         return int(rows[at]) if at < len(rows) else None
@@ -351,7 +351,7 @@ class _StreamWaits:
         return self._delay_us(before, after) >= -_SKEW_US and (before >= len(self.tasks) or before < after)
 
     def _shown(self, before: int, after: int) -> bool:
-        """Check whether `after` was ready but started only when `before` ended."""
+        """Check whether `after` was ready earlier, but did not start until `before` ended."""
         follows = self._delay_us(before, after) <= _FOLLOWS_US
         return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
 

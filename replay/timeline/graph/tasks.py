@@ -42,7 +42,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     launch_us: Floats
     """Start of the call that launched each task; NaN if unknown."""
     launch_track: Ints
-    """Thread of the launching call (its home track), or -1."""
+    """Thread of the call that launched each task, as mapped by `homes`; -1 if unknown."""
     correlation: Ints
 
     def __len__(self) -> int:
@@ -78,11 +78,11 @@ class Earlier:
         streams = {key: index for index, key in enumerate(tasks.streams)}
         self.tasks = tasks
         self.until_us = {streams[key]: us for key, us in until_us.items() if key in streams}
-        """Stream → completion of earlier work that still ran in the step."""
+        """Stream → end of the work from before the step that was still running in the step."""
         self._launches = {streams[key]: columns for key, columns in launches.items() if key in streams}
         self._numbers: dict[tuple[int, int], int] = {}
         self.asked: list[tuple[int, int]] = []
-        """Pairs (stream, back) in the order of their ids."""
+        """Pairs (stream, `back`) for which `number` has given out an id, in the order of the ids."""
 
     def number(self, stream: int, back: int = 0) -> int:
         """Return the id that represents an earlier task in edges. Lower ids are positions in `Tasks`."""
@@ -269,7 +269,7 @@ _SKEW_NS = 5_000
 
 
 _REPEATED_NS = 50_000_000
-"""Calls with the same correlation id that are further apart than this are not nested."""
+"""Calls with one correlation id that are further apart than this are not nested: the id was reused."""
 
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:

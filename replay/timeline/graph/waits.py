@@ -44,7 +44,7 @@ _BLOCKING_OPS = (
     "aten::masked_select",
     "aten::unique",
 )
-"""Ops that always wait for the device, for traces that record no runtime calls."""
+"""Ops that always wait for the device. Used for traces that do not record runtime calls."""
 
 
 class HostWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +54,13 @@ class HostWait(msgspec.Struct, frozen=True, kw_only=True):
     start_us: float
     until_us: float
     tasks: tuple[int, ...] = ()
-    """Positions in `Tasks`, or ids of `Earlier`."""
+    """Tasks that the thread waits for: positions in `Tasks`, or ids from `Earlier.number`."""
     earlier: bool = False
     """Whether the thread waits for work from before the step, with an end that is not recorded. The work is assumed to
     end at `until_us`.
     """
     thread: tuple[int, float] | None = None
-    """Point (track, time) on another thread for which the thread waits."""
+    """Point (track, time) on another thread that this thread waits for."""
     kind: int
     recorded: bool
 

@@ -48,11 +48,11 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     rank: Ints
     """Index into `ranks` for each node of `whole`. It is -1 for the nodes at which the members of a collective meet."""
     local: Ints
-    """[nodes]: node in the rank's own graph; -1 for added nodes."""
+    """For each node of `whole`: its number in the rank's own graph; -1 for added nodes."""
     edge_rank: Ints
-    """[edges]: index into `ranks`, -1 for edges between ranks."""
+    """For each edge of `whole`: index into `ranks`; -1 for edges between ranks."""
     edge_local: Ints
-    """[edges]: edge in the rank's own graph."""
+    """For each edge of `whole`: its number in the rank's own graph."""
     node: tuple[Ints, ...]
     """By rank: the node in `whole` of each of the rank's nodes. For a collective with other members, it is the
     transfer.
@@ -70,7 +70,7 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Number of collectives in `met` that were dropped because they contradict the order of other collectives."""
 
     def lags(self, by_rank: Sequence[Floats] | None = None) -> Floats:
-        """Return the lags of all edges from the lags in each rank's graph (default: recorded)."""
+        """Return the lags of all edges. They are those in `by_rank`, or the recorded ones if it is None."""
         out = np.zeros(len(self.whole.edges))
         for index, rank in enumerate(self.ranks):
             mine = self.edge_rank == index
@@ -99,7 +99,7 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
         lags_us: Floats | None = None,
         held_together: bool = True,
     ) -> Schedule:
-        """Return the whole job's schedule. With `held_together=False`, no rank waits for another."""
+        """Return the schedule of the whole job. With `held_together=False`, no rank waits for another one."""
         durations = self.durations() if durations_us is None else durations_us
         lags = self.lags() if lags_us is None else lags_us
         if not held_together:

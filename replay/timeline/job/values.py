@@ -70,10 +70,10 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
     waiting_us: float
     """Waiting time, summed over all known members."""
     transfer_us: float
-    """Time after the last known member started; median over the members."""
+    """Time from the start of the last known member to a member's end; median over the members."""
     late_rank: int
     late_us: float
-    """Time that all other members waited only for the rank that arrived last."""
+    """Time in which all other members waited only for `late_rank`, the rank that arrived last."""
     missing: int
     """Number of members without a given trace. If such a member arrives last, its delay is part of `transfer_us`."""
     members: tuple[CollectiveMember, ...]
@@ -108,7 +108,7 @@ class JobMeasured(msgspec.Struct, frozen=True, kw_only=True):
     waiting_us: float
     """Waiting time for other ranks, summed over all ranks."""
     ops: int
-    """Number of calls on all ranks with a measured time."""
+    """Number of calls, over all ranks, that have a measured time."""
     collectives: int
     """Number of collectives, counted per member, with a measured transfer time."""
     collectives_recorded: int
@@ -152,7 +152,7 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting time for other ranks, summed over all ranks."""
     ranks: tuple[RankStep, ...]
     collectives: tuple[StepCollective, ...]
-    """Collectives of the step with at least two of the given ranks."""
+    """Collectives of the step in which at least two of the given ranks take part."""
     disagreements: tuple[Disagreement, ...]
     """Properties that should be equal for all members of a collective but differ, in the whole traces.
 

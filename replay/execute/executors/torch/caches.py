@@ -42,7 +42,7 @@ On a busy machine, waiting for a second thread can take a hundred times as long 
 """
 GAUGE_STEPS = 64
 GAUGE_PIECES = 16
-"""Number of 64 KiB pieces per reading of the memory workload: 1 MiB read and written."""
+"""Number of 64 KiB pieces that one reading of the memory workload reads and writes: 1 MiB in total."""
 GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
 """Size of the matrices, and number of matrix products or passes over the buffer, for one reading on an accelerator.
 
@@ -105,7 +105,7 @@ class Caches:
         return restore
 
     def _pass(self, size: int) -> None:
-        """Read `size` bytes of otherwise unused memory, which the caches need not write back."""
+        """Read `size` bytes of otherwise unused memory. Caches need not write these bytes back."""
         whole = self._whole()
         remaining = max(0, size) // whole.element_size()
         while remaining > 0:

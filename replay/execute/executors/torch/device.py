@@ -88,7 +88,7 @@ documentation requires.
 """
 
 _OVERLAP = "single memory location"
-"""Part of torch's error for overlapping arguments (ATen/MemoryOverlap.cpp)."""
+"""Part of the message of torch's error for overlapping arguments (ATen/MemoryOverlap.cpp)."""
 
 OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
 """Function that returns how to call the recorded op's own implementation. If it cannot be called, a check result is
@@ -114,7 +114,7 @@ class TorchPrepared(Prepared):
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
         self._forms = [(t, t.untyped_storage(), _form(t)) for t in written]
         self.settles = False
-        """Whether later calls leave the same values in written arguments as the first call."""
+        """Whether repeated calls leave the same values in the written arguments as the first call did."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """Return the call and up to `count` - 1 copies of it.
@@ -700,7 +700,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _set_numbers(op: ReplayOp, args: dict[str, Any]) -> None:
-    """Set tensors that torch made from a Python number to the value in the captured plan."""
+    """Fill each tensor that torch made from a Python number with the number in the captured plan."""
     for arg in op.args:
         if arg.type == "Tensor" and arg.value is not None and args[arg.name] is not None:
             args[arg.name].fill_(tensors.wrapped_number(arg))

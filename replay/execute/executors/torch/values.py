@@ -35,7 +35,7 @@ for float32 and complex64, and more for longer types. For 8-bit (quantised) inte
 integers and bools must be equal.
 """
 EIGHT_BIT_FLOATS = 0.25
-"""Tolerance of float8 types, whose rounding error is an eighth."""
+"""Tolerance of float8 types. Their relative rounding error is up to one eighth."""
 
 
 class Verdict(NamedTuple):

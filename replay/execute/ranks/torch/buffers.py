@@ -13,7 +13,7 @@ from opreplay.replay.collectives.model import REDUCING
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
 CHUNK = 1 << 20
-"""Elements filled or checked at a time, to limit memory."""
+"""Number of elements that are filled or checked at a time. This limits the memory used."""
 LARGEST_SUM = 100
 """Upper bound of sums over all ranks, so that they are exact in bfloat16 and in 8 bits."""
 PERIOD = 251
@@ -30,7 +30,7 @@ KNOWN = {
 
 
 Issue = Callable[[bool], Any]
-"""Starts a collective; returns the work to wait for if called with True, otherwise waits."""
+"""Function that starts a collective. Given True, it returns the work to wait for; otherwise it waits."""
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:

@@ -301,7 +301,7 @@ class StepCollectives:
 
 
 class _Passes:
-    """Runs the passes of one rank; every rank makes the same number."""
+    """Runs the passes of one rank. Every rank runs the same number of passes."""
 
     def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: StepCollectives) -> None:
         self._run, self._program, self._timer, self._beside = run, program, timer, beside

@@ -125,7 +125,7 @@ WITHOUT: dict[str, str] = {
         "in one release only, or an internal helper"),
     **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
 }  # fmt: skip
-"""aten op of torch 1.8 to 1.13 without an equivalent → reason."""
+"""aten op of torch 1.8 to 1.13 that has no equivalent → reason why it has none."""
 
 _CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool allow_tf32"
 _CUDNN_UP = _CUDNN.replace("int[] stride", "int[] output_padding, int[] stride", 1)

@@ -148,7 +148,7 @@ def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
 
 
 def take_backward(grad: Tensor, x: Tensor, index: Tensor) -> Tensor:
-    """Return the sum of the gradients at each index of the input."""
+    """Return zeros shaped like `x`, with each element of `grad` added at its index."""
     return torch.ops.aten.put_.default(torch.zeros_like(x), index, grad, True)
 
 

@@ -13,7 +13,7 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
-"""Number of experts per token if the trace does not record it."""
+"""Assumed number of experts per token if the trace does not record this number."""
 INT4_IN_INT32 = 8
 SPLIT_ALONG_K = 2
 """Value of `group_type` in `npu_grouped_matmul` for the gradients of weights.
@@ -66,12 +66,12 @@ def finalize_routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def routing_call(rows: int, width: int, dtype: str) -> KernelCall:
-    """Return MoeInitRouting of `rows` rows."""
+    """Return the MoeInitRouting kernel for `rows` rows."""
     return _moved("MoeInitRouting", rows, width, dtype)
 
 
 def combining_call(rows: int, width: int, dtype: str) -> KernelCall:
-    """Return MoeFinalizeRouting of `rows` rows."""
+    """Return the MoeFinalizeRouting kernel for `rows` rows."""
     return _moved("MoeFinalizeRouting", rows, width, dtype)
 
 
@@ -147,7 +147,7 @@ def routed(rows: int, width: int, dtype: str, *products: KernelCall, out_dtype: 
 
 
 def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
-    """Return SwiGlu from (rows, `gate`) to (rows, inner); `gate` defaults to 2 · inner."""
+    """Return the SwiGlu kernel from (rows, `gate`) to (rows, `inner`); `gate` defaults to 2 · `inner`."""
     return kernel("SwiGlu", [spec((rows, gate or 2 * inner), dtype)], [spec((rows, inner), dtype)])
 
 

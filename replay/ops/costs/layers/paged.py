@@ -43,7 +43,7 @@ def paged(op: OpView) -> Iterable[KernelCall]:
 
 
 def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
-    """Return (heads, head size, query tokens)."""
+    """Return (number of heads, head size, number of query tokens)."""
     said, layout, k = op.integer("num_heads", "num_query_heads", default=0), layout_of(op), op.meta("key")
     if len(q.shape) == 4:
         heads_first = said == q.shape[1] != q.shape[2]

@@ -107,7 +107,7 @@ def layers_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def cell(op: OpView) -> Iterable[KernelCall]:
-    """Return one step: the products with input and state, and the gates."""
+    """Return the kernels of one step: the products with the input and the state, and the gates."""
     gates = _mode_gates(op)
     source, weight = op.meta("input", at=0), op.meta("w_ih", at=2)
     if source is None or weight is None or len(weight.shape) != 2:

@@ -22,7 +22,7 @@ def _is_heads_second(op: OpView) -> bool:
 
 
 def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, int]:
-    """Return (queries of all heads and sequences, query heads, maximum keys per sequence)."""
+    """Return (query rows of all heads and sequences, number of query heads, maximum keys per sequence)."""
     heads_second = _is_heads_second(op) and len(q.shape) == 4
     heads = q.shape[1] if heads_second else q.shape[-2]
     paged = op.meta("block_table", "ori_block_table")

@@ -216,7 +216,7 @@ def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
 
 @costs("aten::index aten::_unsafe_index aten::_index")
 def index(op: OpView) -> Iterable[KernelCall]:
-    """Return Index (advanced indexing), after NonZero for boolean masks."""
+    """Return the Index kernel (advanced indexing), preceded by NonZero kernels for boolean masks."""
     table = op.need("self", at=0)
     picked = _picked(op, table)
     out = op.output(spec((picked.rows, picked.inner), table.dtype))
@@ -325,7 +325,7 @@ def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return kernels that clear a tensor, then add the gradient at the indices."""
+    """Return the kernels that clear a tensor and then add the gradient to it at the indices."""
     grad = op.need("grad", "grad_output", at=0)
     base = op.meta("self")
     sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape

@@ -125,7 +125,7 @@ def reorder_elements(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
-    """Return kernels that clear a tensor, then copy into part of it."""
+    """Return the kernels that clear a tensor and then copy the gradient into a part of it."""
     grad = op.meta("grad_output", "src", "grad", at=0)
     if grad is None:
         return []
@@ -174,7 +174,7 @@ def diagonal(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def copied_view(op: OpView) -> Iterable[KernelCall]:
-    """Return a copy of a view: Transpose for permuted dimensions, Slice for a part."""
+    """Return the kernel that copies a view: Transpose for permuted dimensions, Slice for a part."""
     meta = op.meta("self", at=0)
     if meta is None:
         return []

@@ -170,7 +170,7 @@ def copy(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::clone aten::contiguous aten::reshape aten::ravel")
 def clone(op: OpView) -> Iterable[KernelCall]:
-    """Return a copy, or no kernel if a view is enough."""
+    """Return the copy kernel, or no kernel if a view is enough."""
     meta = op.meta("self", "input", at=0)
     if meta is None or (op.op.name != "aten::clone" and is_contiguous(meta)):
         return []
@@ -259,7 +259,7 @@ def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
     """
 )
 def quantize(op: OpView) -> Iterable[KernelCall]:
-    """Return AscendQuantV2 with a given scale."""
+    """Return AscendQuantV2, which quantises with a given scale."""
     source = _wide_float(op)
     return [kernel("AscendQuantV2", [source], [spec(source.shape, "int8")])]
 

@@ -86,7 +86,7 @@ If there are few classes, neighbouring samples share a read. Measured on a 950PR
 
 
 def _picked(x: TensorMeta, samples: int, labels: TensorSpec, loss: TensorSpec) -> KernelCall:
-    """Return NLLLoss of one score per sample, each read separately."""
+    """Return NLLLoss, which reads one score per sample; if there are few classes, samples share reads."""
     apart = x.shape[1] * itemsize(x.dtype) if len(x.shape) == 2 else itemsize(x.dtype)
     reads = max(1, -(-samples * min(apart, READ_TOGETHER) // READ_TOGETHER))
     scores = spec((samples, 1), x.dtype)

@@ -207,14 +207,14 @@ def _transposed_meta(meta: TensorMeta) -> TensorMeta:
 
 @costs("aten::_foreach_mm")
 def list_of_products(op: OpView) -> Iterable[KernelCall]:
-    """Return one product for each pair of matrices of two lists."""
+    """Return one product for each pair of matrices at the same position of two lists."""
     lhs, rhs = op.metas("self"), op.metas("mat2")
     return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
 
 @costs("aten::_euclidean_dist")
 def euclidean(op: OpView) -> Iterable[KernelCall]:
-    """Return all distances between two sets of rows: one product, plus the sums of squares."""
+    """Return the kernels for all distances between two sets of rows: one product and one Sqrt."""
     batch, m, n, k, dtype = _rows_compared(op)
     out = spec((*((batch,) if batch > 1 else ()), m, n), dtype)
     return [_gemm(batch, m, n, k, dtype), kernel("Sqrt", [out, out], [out])]
@@ -222,7 +222,7 @@ def euclidean(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cdist aten::_cdist_forward aten::pdist aten::_pdist_forward")
 def distances(op: OpView) -> Iterable[KernelCall]:
-    """Return Cdist: write out all pairs of rows of the two sets, then sum the differences."""
+    """Return the kernels of Cdist: write out all pairs of rows of the two sets, then sum the differences."""
     batch, m, n, k, dtype = _rows_compared(op)
     pairs = spec((batch, m, n, k), dtype)
     return [*_pairs_written(op, pairs), kernel("ReduceSum", [pairs, pairs], [spec((batch, m, n), dtype)])]
@@ -247,7 +247,7 @@ def _pairs_written(op: OpView, pairs: TensorSpec) -> list[KernelCall]:
 
 
 def _rows_compared(op: OpView, at: int = 0) -> tuple[int, int, int, int, str]:
-    """Return (batch, rows of the first set, rows of the second set, row length, dtype)."""
+    """Return (batch size, row count of the first set, row count of the second set, row length, dtype)."""
     a = op.need("x1", "self", at=at, rank=2)
     b = op.meta("x2", at=at + 1) or a
     if len(b.shape) < 2:

@@ -123,7 +123,7 @@ def quantized(op: OpView) -> Iterable[KernelCall]:
 
 
 def of_eight_bits(op: OpView, a: TensorMeta, b: TensorMeta) -> KernelCall:
-    """Return the kernel for A @ B of 8-bit operands, or for A @ B^T if only its shapes match."""
+    """Return the kernel for A @ B of 8-bit operands, or for A @ B^T if the shapes fit only that product."""
     if "float8" in a.dtype:
         op.note("8-bit floats are not supported on this SoC; costed as int8")
     _, ta = operand(op, TensorMeta(shape=a.shape, dtype="int8", strides=a.strides))

@@ -23,7 +23,7 @@ WEIGHT = (
 COLUMNS = ("size_n", "n", "N", "out_features", "output_size_per_partition")
 SCALES = ("b_scales", "b_gptq_scales", "_scaling_factors", "weight_scale", "group_scales", "s_ch")
 USUAL_BITS = 4
-"""Bits per packed weight if neither the result's columns nor an argument gives them."""
+"""Assumed bits per packed weight if neither the result's column count nor an argument gives them."""
 MARLIN_ROWS = 16
 """Number of elements along K in one row of Marlin's packed weights."""
 

@@ -71,7 +71,7 @@ def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
-    """Return RmsNorm for ops of other libraries with arguments (out,) input, weight."""
+    """Return RmsNorm for other libraries' ops, which take the arguments (out,) input and weight."""
     x = op.need("input", "x", at=0)
     source = op.packed(x, row_major=True)
     weight = op.meta("weight", "w", "gamma")
@@ -151,7 +151,7 @@ SYNCHRONISED = {
     "aten::batch_norm_backward_reduce": "BNTrainingUpdateGrad",
     "aten::batch_norm_backward_elemt": "BNTrainingReduceGrad",
 }
-"""Op of a batch norm over several devices → CANN type."""
+"""Op of a batch norm over several devices → type of its CANN kernel."""
 
 
 @costs(*SYNCHRONISED)
@@ -168,7 +168,7 @@ def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::batch_norm_gather_stats aten::batch_norm_gather_stats_with_counts")
 def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
-    """Return the kernel that combines the statistics of all devices, (devices, channels)."""
+    """Return the kernel that combines the statistics of all devices, given as (devices, channels)."""
     counts = op.need("mean", at=1)
     source = spec(counts.shape, counts.dtype)
     return [kernel("ReduceMean", [source], [spec(counts.shape[-1:], counts.dtype)], 2)]

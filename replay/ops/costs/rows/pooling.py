@@ -127,7 +127,7 @@ def plain_pool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
-    """Return the gradient of AvgPoolV2 or MaxPool3D in torch's layout."""
+    """Return the gradient kernel of AvgPoolV2 or MaxPool3D, in torch's layout."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -195,7 +195,7 @@ def visits(extent: tuple[int, ...], wanted: tuple[int, ...]) -> int:
 
 
 def channels_last(plain: TensorSpec) -> TensorSpec:
-    """Return images with channels innermost."""
+    """Return the spec of images with the channels as last dimension."""
     n, c, h, w = plain.shape
     return spec((n, h, w, c), plain.dtype)
 

@@ -13,10 +13,10 @@ from opreplay.replay.ops.op_view import OpView, elements, kernel, spec
 from opreplay.traces.model import TensorMeta
 
 ADAPTIVE = 1
-"""Samples along one side of a bin if the number depends on the region's size."""
+"""Assumed samples along one side of a bin if the real number depends on the region's size."""
 
 USUAL_BINS = 7
-"""Bins along one side of a region if no argument gives the number."""
+"""Assumed number of bins along one side of a region if no argument gives this number."""
 
 USUAL_OVERLAP = 0.5
 """Overlap threshold that is used if no argument gives one.
@@ -75,7 +75,7 @@ def nms_with_mask(op: OpView) -> Iterable[KernelCall]:
 
 
 def overlaps(op: OpView) -> Iterable[KernelCall]:
-    """Return Iou of all pairs of boxes: about a dozen passes over the result matrix."""
+    """Return the Iou kernel for all pairs of boxes, with about a dozen passes over the result matrix."""
     a, b = op.need("bboxes", "self", at=0, rank=1), op.need("gtboxes", "query_boxes", at=1, rank=1)
     out = op.output(spec((elements(a) // 4, elements(b) // 4), a.dtype))
     return [kernel("Iou", [out, out], [out])]

@@ -23,7 +23,7 @@ COMPLEX = {"float64": "complex128", "complex128": "complex128"}
 
 @costs(*(f"aten::{name}" for name in TRANSFORMS))
 def transform(op: OpView) -> Iterable[KernelCall]:
-    """Return one pass over all data per transformed dimension."""
+    """Return an FFT kernel that makes one pass over all data per transformed dimension."""
     source = op.need("self", "input", at=0)
     dims = op.integers("dim")
     name = op.op.name.split(".")[0]

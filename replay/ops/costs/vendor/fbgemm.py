@@ -13,7 +13,7 @@ from opreplay.traces.model import TensorMeta
 
 _INTEGERS = ("int64", "int32")
 USUAL_WIDTH = 128
-"""Columns of an embedding table if the trace does not record them."""
+"""Assumed number of columns of an embedding table if the trace does not record this number."""
 
 
 @costs_like(r"fbgemm::(split|dense)_embedding\w*codegen_lookup_\w+")

@@ -104,7 +104,7 @@ def batched_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def feed_forward(op: OpView) -> Iterable[KernelCall]:
-    """Return two products with the activation in between, grouped if there are experts."""
+    """Return two products, grouped ones if there are experts, with the activation between them."""
     x, w1, w2 = op.need("x", at=0, rank=2), op.need("weight1", at=1, rank=2), op.need("weight2", at=2, rank=2)
     rows, (width, wide), inner = prod(x.shape[:-1]), w1.shape[-2:], w2.shape[-2]
     kind = "SwiGlu" if wide == 2 * inner else "Gelu"

@@ -474,7 +474,7 @@ def missing_op_hint(error: BaseException) -> str | None:
         return None
     library, op = match["library"], match["op"]
     return (
-        f'Write "{library}::{op}" in place of torch.ops.{library}.{op}: a name needs no library. '
+        f'Write "{library}::{op}" in place of torch.ops.{library}.{op}: a name works without the library. '
         f"Or import the package that defines {library}'s ops first."
     )
 

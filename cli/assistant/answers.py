@@ -331,7 +331,7 @@ def _cut(values: Mapping[str, Any], rows: Mapping[str, int], texts: int, limit: 
     """Describe what is missing from an answer; "" if nothing is."""
     parts = [f"{name}: {len(values[name])} of {count}" for name, count in rows.items() if len(values[name]) < count]
     parts += [f"{texts} long texts or inner lists are shortened"] if texts else []
-    return f"{', '.join(parts)}; for more ask with max_bytes={min(4 * limit, MOST_BYTES)}" if parts else ""
+    return f"{', '.join(parts)}; for more, ask with max_bytes={min(4 * limit, MOST_BYTES)}" if parts else ""
 
 
 @dataclass(kw_only=True)

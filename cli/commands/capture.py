@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     type=Count(min=1),
     metavar="N",
     help=(
-        "For hf:CONFIG: distribute the experts over N ranks, which exchange tokens; each of "
-        "these tensor ranks then has whole experts.  [default: 1]"
+        "For hf:CONFIG: distribute the experts over N ranks, which exchange tokens; if the model is "
+        "also split over N tensor ranks, each has whole experts.  [default: 1]"
     ),
 )
 @click.option(

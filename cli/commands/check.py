@@ -28,7 +28,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @click.option(
     "--stand-ins",
     is_flag=True,
-    help="Check opreplay's stand-ins for vendor ops that match the glob OP against themselves in float64.",
+    help="Check stand-ins against themselves in float64: those of opreplay for vendor ops that match the glob OP.",
 )
 @setting(
     "--library",

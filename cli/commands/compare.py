@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     default="5%",
     show_default=True,
     metavar="SHARE",
-    help="Smaller changes count as noise; raised if the two runs vary more.",
+    help="Changes below this share count as noise; it is raised if the two runs vary more.",
 )
 @click.option(
     "--fail-if",

@@ -13,7 +13,7 @@ from opreplay.cli.options.shared import format_option
 if TYPE_CHECKING:
     from opreplay.replay.host.doctor import Check
 
-UNTRUSTED = "refused: read the file, then opreplay trust FILE"
+UNTRUSTED = "refused: read the file, then run opreplay trust FILE"
 
 
 @click.command("doctor", hidden=True, short_help="Check Python, torch, devices and libraries.")

@@ -65,7 +65,7 @@ MEASURED_SHOWN = 10
     type=ByteSize(),
     metavar="SIZE",
     help=(
-        "Leave out ops with inputs that must be generated here and need more memory.  [default: half of the free "
+        "Leave out ops whose inputs must be generated here and need more memory than this.  [default: half of the free "
         "memory]"
     ),
 )

@@ -30,7 +30,7 @@ TOP = 30
     "--by",
     type=click.Choice(["roofline", "op", "category", "module", "kernel", "phase", "step", "launch"]),
     help=(
-        "Print one table instead: the roofline of each op and shape (op is the same); where the time goes, grouped by "
+        "Print one table instead: the roofline of each op and shape (roofline or op); where the time goes, grouped by "
         "this; all steps, with outliers; or kernel launches: how many kernels are short, and how long they wait."
     ),
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @shared.values_option
 @shared.seed_option
 @setting(
-    "--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more memory as skipped, e.g. 1GB."
+    "--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark an op as skipped if it needs more memory, e.g. 1GB."
 )
 @click.option(
     "--ranks",
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     "--max-failed",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Exit with 1 if more ops would not be replayed or are wrong on meta tensors.",
+    help="Exit with 1 if more than N ops would not be replayed or are wrong on meta tensors.",
 )
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or a rank such as #4.")
 @shared.all_option

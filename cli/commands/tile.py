@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="NAME=...",
-    help="Values of a setting, rows=1,2,4: every combination is tried, best first. Repeatable.",
+    help="Values of a setting, e.g. rows=1,2,4: all combinations are tried and shown, best first. Repeatable.",
 )
 @click.option("--tune", is_flag=True, help="Try combinations of the settings and show the best first.")
 @click.option("--cores", type=Count(min=1), metavar="N", help="Use at most N cores.")

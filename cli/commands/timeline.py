@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 @click.option(
     "--host",
     metavar="RESULTS.jsonl",
-    help=("For a captured step: use the host time per call measured by `run --output` for the plan on this machine."),
+    help=("For a captured step: use the host time per call that `run --output` measured for the plan on this machine."),
 )
 @shared.captured_fused_option
 @shared.plugin_option

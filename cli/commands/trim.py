@@ -16,8 +16,8 @@ from opreplay.cli.options.shared import force_option, limit_option, trace_argume
     "--between",
     metavar="A..B",
     help=(
-        "Keep events that start between A and B: with a unit, relative to the first event (1.5s..2s); without, "
-        "timestamps of the file (ts)."
+        "Keep events that start between A and B. Times with a unit (1.5s..2s) count from the first event, times "
+        "without a unit are timestamps of the file (ts)."
     ),
 )
 @click.option(

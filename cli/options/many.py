@@ -53,7 +53,7 @@ _OPTIONS = [
         metavar="N",
         help=(
             "How many traces to read and ops to measure at the same time.  [default: read with all "
-            "CPUs, measure one op; with Ray as many as fit]"
+            "CPUs, measure one op; with Ray, as many as fit]"
         ),
     ),
     setting("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]"),

@@ -172,7 +172,7 @@ dry_run_option = click.option(
 
 
 max_failed_option = click.option(
-    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more ops are skipped or failed."
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if over N ops are skipped or failed."
 )
 """--max-failed: maximum number of skipped or failed ops for exit code 0."""
 

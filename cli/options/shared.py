@@ -252,7 +252,7 @@ def fused_option(help_: str) -> Callable[[Command], Command]:
 
 
 captured_fused_option = fused_option(
-    "For a captured plan: fuse calls like `capture --fused`.  [default: ascend for inference of hf:CONFIG]"
+    "For a captured plan: fuse calls as `capture --fused` does.  [default: ascend for inference of hf:CONFIG]"
 )
 """--fused for commands that accept a captured plan."""
 

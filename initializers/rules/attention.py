@@ -43,7 +43,7 @@ def _estimated(
     return InitReport(
         summary=f"logsumexp near log({keys}) {lengths}".rstrip(),
         assumed={
-            "logsumexp": "approximately as for N(0, 1) scores",
+            "logsumexp": "about the value that scores from N(0, 1) give",
             "out": "approximately the magnitude of averaged values",
         },
     )

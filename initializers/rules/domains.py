@@ -146,7 +146,7 @@ class PoolIndicesInit(CustomInit):
         pooled = _pooled_indices(context, source)
         if pooled is not None and pooled.shape == indices.shape:
             fill.assign(indices, pooled)
-            return InitReport(summary="indices from running the pooling")
+            return InitReport(summary="indices that the pooling itself returned")
         dims = 3 if "3d" in context.op else 2
         plane = int(torch.Size(source.shape[-dims:]).numel())
         fill.integers(indices, context.generator, 0, plane)

@@ -66,8 +66,8 @@ class MoeRoutingInit(CustomInit):
             low=0,
             help="Number of experts, for a layer whose weights are not arguments.",
         ),
-        Option(name="intermediate", type=int, default=0, low=0, help="Width of that layer's experts on this rank."),
-        Option(name="top_k", type=int, default=0, low=0, help="Experts per token of that layer."),
+        Option(name="intermediate", type=int, default=0, low=0, help="Width of these experts on this rank."),
+        Option(name="top_k", type=int, default=0, low=0, help="Experts per token of such a layer."),
         Option(
             name="dtype",
             type=str,
@@ -211,7 +211,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
     if owners is None or valid is None:
         raise InitializerError(
-            f"{context.op} has no experts of the blocks, or no count of valid ids, among its arguments"
+            f"{context.op} has no expert ids of the blocks, or no count of valid ids, among its arguments"
         )
     weights = context.first(("topk_weights",), elements=True)
     tokens, topk = _sorted_tokens(context, weights)

@@ -65,8 +65,8 @@ _UNSUPPORTED = (
     _Tensors(
         ("is not allocated yet",),
         "code reads the memory of fake tensors, as DistributedDataParallel does in its own process group",
-        "Remove init_process_group and use --set world_size=N to act as one rank of a job; or use --real to run it "
-        "once on real tensors.",
+        "Remove init_process_group and use --set world_size=N to act as one rank of a job; or use --real to run the "
+        "step once on real tensors.",
     ),
 )
 
@@ -116,7 +116,7 @@ def usage_error(error: Exception, running: Any, *, real: bool) -> UsageError:
         op = getattr(cause, "func", running)
         return UsageError(
             f"the step depends on the contents of a tensor ({_name(op)}), and fake tensors have none{at}",
-            hint="Use --real to run it once on real tensors, or pass sizes that do not depend on values.",
+            hint="Use --real to run the step once on real tensors, or pass sizes that do not depend on values.",
         )
     if (op := _NO_FORWARD_FORMULA.search(str(error))) is not None:
         ways = [way for word, way in _FORWARD_WAYS if word in op[1]]
@@ -140,7 +140,7 @@ def usage_error(error: Exception, running: Any, *, real: bool) -> UsageError:
         return UsageError(
             f"{name} has no fake kernel, so torch does not know the shapes of its results{at}",
             hint=f'Register one, @torch.library.register_fake("{name}"), which takes the same arguments and returns '
-            "torch.empty_like(...) or the like; or run it with --real.",
+            "torch.empty_like(...) or the like; or run the step with --real.",
         )
     if any(word in str(error) for word in _NO_GROUP):
         return UsageError(
@@ -153,9 +153,9 @@ def usage_error(error: Exception, running: Any, *, real: bool) -> UsageError:
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(
         f"the step raised {what}{at}",
-        hint="If it runs in plain PyTorch, the capture cannot trace that part: leave it out."
+        hint="If the step runs in plain PyTorch, the capture cannot trace that part: leave that part out."
         if real
-        else "If it runs in plain PyTorch, capture it on real tensors with --real.",
+        else "If the step runs in plain PyTorch, capture it on real tensors with --real.",
     )
 
 

@@ -398,7 +398,7 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
         raise UsageError(
             f"this version of transformers implements the latent attention of {config.model_type} in "
             "a form that cannot be absorbed",
-            hint="Use --set mla=expanded to capture it unchanged, or a newer transformers.",
+            hint="Use --set mla=expanded to capture it unchanged, or install a newer transformers.",
         )
     ids = _ids(shape.batch, 1)
 

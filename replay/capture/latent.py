@@ -14,7 +14,7 @@ import torch
 NAME = "opreplay_absorbed"
 NOTE = "latent attention (MLA) is absorbed, as in servers; --set mla=expanded captures what transformers runs"
 EXPANDED = (
-    "each token expands the latents of all cached tokens to keys and values; servers that absorb this projection into "
+    "for each token, all cached latents are expanded to keys and values; servers that absorb this projection into "
     "the query (MLA) need much less time"
 )
 

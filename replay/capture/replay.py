@@ -80,7 +80,7 @@ class Replay:
         except Exception as error:
             where = f"{op.name} (call {place}, op {op.id})"
             raise CannotReplay(
-                f"{where} cannot be replayed: {error}", hint="The plan contains the calls before it."
+                f"{where} cannot be replayed: {error}", hint="The calls before it could be replayed."
             ) from error
         self._keep(place, index, returned)
         return returned

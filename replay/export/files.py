@@ -85,7 +85,7 @@ def readme(bundle: Bundle) -> str:
     ]
     if bundle.executors:
         named = _listed(bundle.files)
-        parts.append(f"\n{len(bundle.executors)} of them are run by functions of {named}, which the script loads.")
+        parts.append(f"\n{len(bundle.executors)} of these ops are run by functions of {named}, which the script loads.")
     if bundle.namespaces:
         whose, named = _listed(bundle.namespaces), _listed(bundle.namespaces.values())
         parts.append(f"\nOps of {whose} are defined by {named}, which the script loads.")
@@ -93,9 +93,9 @@ def readme(bundle: Bundle) -> str:
         parts.append(f"\nand {len(ops) - SHOWN} more in `ops.json`.")
     if bundle.instead:
         named = _listed(op.name for op in ops if op.id in bundle.instead)
-        parts.append(f"\nWhere the device has no kernel for these, the script calls another op and says so: {named}.")
+        parts.append(f"\nIf the device has no kernel for these ops, the script calls others and says so: {named}.")
     if elsewhere := _listed(op.name for op in ops if op.resolved_by == "equivalent" and op.id not in bundle.instead):
-        parts.append(f"\nThese run only where torch has a kernel for them: {elsewhere}.")
+        parts.append(f"\nThese ops run only where torch has a kernel for them: {elsewhere}.")
     if bundle.left_out:
         parts += ["\n## Left out\n", *left_out_lines(bundle, private=not bundle.keeps_names)]
     return "\n".join(parts) + "\n"

@@ -96,7 +96,7 @@ def _head(text: str) -> re.Match[str]:
             hint = (
                 f"torch's own ops are written aten::{function[1]}(…). To make a Python function an op, put "
                 f"@register_executor('mylib::{function[1]}') above it and load the file with "
-                "--plugin; `opreplay check FILE.py:FUNCTION` checks a function without that."
+                "--plugin; `opreplay check FILE.py:FUNCTION` also checks a plain function."
             )
         raise UsageError(f"{_cut(text)!r} is not a call of an op", hint=hint)
     return head

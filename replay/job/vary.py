@@ -189,7 +189,7 @@ def _rows(
 
 
 _ALL_STAGES = (
-    "a micro-batch passes through all pipeline stages, each captured; tokens/s assume as many micro-batches as stages, "
+    "a micro-batch passes through all pipeline stages (all captured); tokens/s assume as many micro-batches as stages, "
     "and memory is that of the stage that needs most"
 )
 

@@ -117,8 +117,8 @@ def expert_sizes(
     limit = int(min(evidence.most_bytes / read, evidence.most_flops / max(1.0, done)))
     inner = max(1, min(width, limit))
     text = (
-        f"invented: {experts} experts of {inner} x {width} with {bits} bits, {top_k} per token: at most what "
-        f"{evidence.device} reads and multiplies in {evidence.time_us:.3g} µs"
+        f"invented: {experts} experts of {inner} x {width} with {bits} bits, {top_k} per token: the most that "
+        f"{evidence.device} can read and multiply in {evidence.time_us:.3g} µs"
     )
     return ExpertSizes(experts, inner, top_k, bits, "recording", text)
 

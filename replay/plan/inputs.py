@@ -334,7 +334,7 @@ def join_notes(joined: Trace) -> list[str]:
     notes = [
         f"--execution-trace provided the arguments of {matched} of {len(joined.ops)} calls: "
         f"{shapes.by_record_function_id} by id, {shapes.by_sequence} by sequence, {shapes.by_context} by context; "
-        f"{shapes.already_recorded} already had them ({shapes.disagreeing} disagree; the trace's are kept), "
+        f"{shapes.already_recorded} already had arguments ({shapes.disagreeing} differ; the trace's are kept), "
         f"{shapes.no_arguments} have none, {shapes.unmatched} not found"
     ]
     if not shapes.same_process:

@@ -171,8 +171,8 @@ def refuse_nothing(plan: ReplayPlan) -> None:
     raise UsageError(
         f"{plan.source} records no op",
         hint=(
-            "With a schedule, the profiler records only active steps. Without repeat, it then continues with wait and "
-            "warm-up steps, and an export at that point is empty. Set repeat=1, or export in on_trace_ready."
+            "With a schedule, the profiler records only active steps. Without repeat, new wait and "
+            "warm-up steps follow, and an export during them is empty. Set repeat=1, or export in on_trace_ready."
         ),
     )
 

@@ -126,7 +126,7 @@ def notes(check: CheckResult) -> list[str]:
             continue
         lines.append(
             f"time: {time_text(speed.op_us)} per call, reference {time_text(speed.reference_us)} (medians); ratio "
-            f"within {speed.pairs} pairs {speed.ratio:.3f}, {speed.low:.3f} to {speed.high:.3f} ({speed.verdict}; "
+            f"over {speed.pairs} pairs: {speed.ratio:.3f}, {speed.low:.3f} to {speed.high:.3f} ({speed.verdict}; "
             f"{speed.case})"
         )
     for soc in sorted({*check.simulated, *check.simulated_reference}):

@@ -80,7 +80,7 @@ def notes(results: Sequence[OpResult]) -> list[str]:
     ran = [facts.replayed for _, facts in calls if facts.replayed is not None]
     notes.append(
         "collectives: bandwidths in GB/s as in nccl-tests; recorded times include the wait for other ranks; wait: how "
-        "long the first rank waited here for the last"
+        "long the first rank to arrive waited for the last in this run"
     )
     if mapped := [
         replayed for replayed in ran if replayed.ranks_recorded is not None and replayed.ranks_recorded > replayed.ranks
@@ -88,7 +88,7 @@ def notes(results: Sequence[OpResult]) -> list[str]:
         notes.append(
             f"collectives: {len(mapped)} of {plural(len(ran), 'collective')} ran on fewer ranks than recorded: message "
             "sizes are as recorded (all-to-all: bytes sent per rank), but links, algorithm and number of steps are "
-            "from the ranks here, so times do not represent the recorded group"
+            "those of the ranks here, so times do not represent the recorded group"
         )
     if unknown := sum(replayed.ranks_recorded is None for replayed in ran):
         notes.append(f"collectives: the group of {unknown} is not recorded, so all ranks took part")

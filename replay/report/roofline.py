@@ -146,7 +146,7 @@ def head_line(roofline: Roofline) -> str:
     if covered < LEAST_COVERED:
         return f"only {share_text(covered)} of {total} has a known share of the peak of {device}; largest loss: {where}"
     unknown = f"; unknown for {share_text(1.0 - covered)} of the device time" if covered <= 1.0 - LEAST_UNKNOWN else ""
-    return f"{time_text(lost_us)} of {total} lost below the roof of {device}, {where}{unknown}"
+    return f"{time_text(lost_us)} of {total} lost below the roof of {device}; largest loss: {where}{unknown}"
 
 
 def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType:
@@ -180,7 +180,7 @@ def peak_line(roofline: Roofline) -> str:
     return (
         f"Work and rates are complete for {share_text(roofline.complete_share)} of the time. Peak of {peak.device}: "
         f"{rates} TFLOP/s, "
-        f"{peak.gb_per_s:,g} GB/s (datasheet, dense{tf32}). FLOPs of ops without products: 1 per element, norms 4."
+        f"{peak.gb_per_s:,g} GB/s (datasheet, dense{tf32}). FLOPs of ops without products: 1 per element (norms: 4)."
     )
 
 

@@ -258,7 +258,7 @@ def measured_table(looked: Sequence[CaseResult]) -> Table[CaseResult]:
         column("held out", "held_out_error", SIGNED_PERCENT),
         CASE,
     ]
-    return Table("Measured and predicted times; held out: with the factor of the other cases", columns, rows)
+    return Table("Measured and predicted times; held out: error with the factor from the other cases", columns, rows)
 
 
 def _named(row: CaseResult) -> tuple[str, str, str]:

@@ -305,7 +305,7 @@ def _guessed(
     completed, why = _from_guess(arg, guess), guess.why
     if _is_long(rec, context) and context.calls > 1:
         calls = f"{context.calls} calls are grouped as this op"
-        why += f"; {calls}, although their lists may differ; --execution-trace records them"
+        why += f"; {calls}, although their lists may differ; an ExecutionTrace records the lists (--execution-trace)"
     if _has_dtypes(completed):
         return completed, why
     dtype, why_dtype = inference.list_dtype(arg.name, _known_dtypes(bound.values()), context)

@@ -62,10 +62,10 @@ TORCH_NAMESPACES: frozenset[str] = frozenset(
 UNSAFE_WORDS: tuple[str, ...] = ("unsafe", "unchecked", "reinterpret")
 
 SAFE_DESPITE_NAME: dict[str, str] = {
-    "aten::_unsafe_view": "checks sizes like view; unsafe for autograd's view tracking only",
-    "aten::unsafe_chunk": "same as chunk; unsafe for autograd's view tracking only",
-    "aten::unsafe_split": "same as split; unsafe for autograd's view tracking only",
-    "aten::unsafe_split_with_sizes": "same as split_with_sizes; unsafe for autograd's view tracking only",
+    "aten::_unsafe_view": "checks sizes like view; it is unsafe only for autograd's view tracking",
+    "aten::unsafe_chunk": "same as chunk; it is unsafe only for autograd's view tracking",
+    "aten::unsafe_split": "same as split; it is unsafe only for autograd's view tracking",
+    "aten::unsafe_split_with_sizes": "same as split_with_sizes; it is unsafe only for autograd's view tracking",
 }
 """Op that checks its arguments although its name contains "unsafe" → the reason to allow it."""
 

@@ -43,7 +43,7 @@ _TEXTS: dict[WarningKind, str] = {
     "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --set op_limit may help",
     "interrupted": (
         "other programs used the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0f} % of "
-        "their time was spent waiting for it and is excluded"
+        "the time of the samples was spent waiting for the processor and is excluded"
     ),
     "one thread": "{threads:.0f} threads took {threads_us:.3g} us, because they waited for processors",
     "threads waited": "{threads:.0f} threads waited {waited_s:.3g} s for processors in the {took_s:.3g} s of measuring",

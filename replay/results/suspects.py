@@ -85,7 +85,7 @@ def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
         return ""
     return (
         f"a few long calls make the recorded mean {mean_us / median_us:.0f} times the recorded median (a busy machine, "
-        f"or first calls); this time is {us / median_us:.2g} times the median"
+        f"or first calls); the time compared here is {us / median_us:.2g} times the median"
     )
 
 
@@ -110,7 +110,7 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     if ratio >= 1 or op.count >= MIN_CALLS_FOR_MEDIAN:
         return other
     calls = "1 recorded call is" if op.count == 1 else f"{op.count} recorded calls are"
-    return f"{calls} too few for a median: a first or interrupted call may dominate; otherwise {other}"
+    return f"{calls} too few for a median: a first or interrupted call may dominate; if none does, {other}"
 
 
 def _assumed(op: ReplayOp) -> str:
@@ -137,7 +137,7 @@ def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ra
         return "recorded communication includes the wait for other ranks"
     if assumed := _assumed(op):
         return assumed
-    return "the cost rule may not match the recorded kernels; to see its kernels, run `plan --explain`"
+    return "the cost rule may not match the recorded kernels; to see the kernels of the rule, run `plan --explain`"
 
 
 def suspects(results: Iterable[OpResult]) -> list[OpResult]:

@@ -91,7 +91,7 @@ def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
     here = next((kind for kind, backend in backends if backend is not None and backend.is_available()), None)
     if here is not None:
         raise UsageError(
-            f"no tensor is on {here}, so it is unknown whether to synchronize it",
+            f"no tensor is on {here}, so it is unknown whether the timed code uses this device",
             hint=f'Pass device="{here}" or device="cpu", or pass the tensors as arguments.',
         )
     return "cpu"

@@ -197,15 +197,15 @@ def timeline(
     captured = _captured(trace)
     if captured is not None:
         if step is not None or measured is not None or ranks:
-            raise UsageError("a captured step has no recorded times", hint="Remove step, measured and ranks.")
+            raise UsageError("a captured step has no recorded times", hint="Remove `step`, `measured` and `ranks`.")
         return _of_captured(captured, how, host, fused)
     if host is not None or fused == "ascend":
-        raise UsageError("host and fused need a captured step", hint="Scale recorded host times with host_scale.")
+        raise UsageError("`host` and `fused` need a captured step", hint="Scale recorded host times with host_scale.")
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if not isinstance(source, (Trace, ReplayPlan)) and (ranks or names_several(paths_of(source))):
         if process is not None or kernel_details is not None:
             raise UsageError(
-                "process and kernel_details are for one trace", hint="Remove them, or give only one trace."
+                "`process` and `kernel_details` are for one trace", hint="Remove them, or give only one trace."
             )
         return _of_ranks(paths_of(source), how, limits)
     read = recorded_trace(trace, process=process, kernel_details=kernel_details, limits=limits)

@@ -232,9 +232,9 @@ def simulate(
     if (keep := getattr(contents, "store_new", None)) is not None:
         keep()
     problems = [
-        f"too small for the batch that the trace records: {problem}" for problem in contents.impossible.values()
+        f"arguments are too small for the recorded batch: {problem}" for problem in contents.impossible.values()
     ]
-    problems += [f"may have done more work than is predicted: {problem}" for problem in contents.unrecorded.values()]
+    problems += [f"an op may have done more work than predicted: {problem}" for problem in contents.unrecorded.values()]
     problems += [
         f"inputs could not be generated, so only shapes affect the prediction: {text}"
         for text in contents.problems.values()

@@ -163,7 +163,7 @@ def _fitting(bound: Bound, given: Any) -> Mapping[str, Any]:
             shown = tensor_text(actual) if isinstance(actual, TensorMeta) else repr(value)
             raise UsageError(
                 f"{bound.program.name}: {name} is {shown}, but the case has {wanted}",
-                hint=("Given inputs must have the shapes and dtypes of the case, including those of the default set."),
+                hint=("Inputs must have the shapes and dtypes of each case, also of the cases of the default set."),
             )
     return cast("Mapping[str, Any]", given)
 

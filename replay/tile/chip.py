@@ -320,11 +320,11 @@ def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
         notes.append(f"{skipped:,} iterations repeat other iterations: they were counted, not run")
     if looked := max(recording.position_dependent for _, recording in runs.classes):
         notes.append(
-            f"{looked:,} of them are in loops whose body uses positions: {PROBES} were compared, the others may "
+            f"{looked:,} of those not run are in loops whose body uses positions: {PROBES} were compared, others may "
             f"differ (--every runs all)"
         )
     if slowest.averaged:
-        notes.append(f"{slowest.averaged:,} loop iterations without a steady schedule count with the mean time")
+        notes.append(f"{slowest.averaged:,} loop iterations have no steady schedule: each counts with the mean time")
     return tuple(notes)
 
 

@@ -405,14 +405,14 @@ def _values_or_nearest(
         return f"{large}; values were checked only at the default shapes, not at these sizes"
     if isinstance(nearest, Checked):
         several = (
-            "; a loop of several iterations has only one there, so races and running sums are not checked"
+            "; a loop of several iterations has only one at those sizes, so its races and running sums are not checked"
             if lost
             else ""
         )
         return f"{large}; values are right at {near.text}{several}"
     if nearest.limit in OF_ANY_SIZE:
         return msgspec.structs.replace(nearest, message=f"{nearest.message} (at {near.text})")
-    return f"{large}; not checked: at {near.text} line {nearest.line} breaks {nearest.limit}: {nearest.message}"
+    return f"{large}; not checked: {nearest.message} ({nearest.limit}, in line {nearest.line}, at {near.text})"
 
 
 def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:

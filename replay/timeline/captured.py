@@ -441,12 +441,12 @@ def _notes(missing: Sequence[ReplayOp], calls: int, of_host: _Calls) -> tuple[st
     measured = int((of_host.host_band == 1.0).sum())
     notes = [
         f"{measured} of {calls} calls have measured host times; the others take {of_host.host_scale:.2f} times the "
-        "default host time, the median ratio of the measured calls"
+        "default host time (the median ratio of the measured calls)"
         if measured
         else "",
         f"the host takes {call_us:.3g} µs for a call that launches kernels (from a public torch_npu profile), "
         f"{view_us:.3g} µs for a call that launches none (assumed), within a factor of {DISPATCH_BAND:g}; "
-        f"only the upper end of the band includes Python between calls, {PYTHON_US:.0f} µs each",
+        f"only the upper end of the band includes the Python between calls, {PYTHON_US:.0f} µs per call",
         f"a launch takes {LAUNCH_LATENCY_US:g} µs and the gap between tasks {TASK_GAP_US:g} µs (public 910B profiles); "
         "collectives do not overlap with compute kernels",
     ]

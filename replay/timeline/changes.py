@@ -195,7 +195,7 @@ def _apply(names: Names, out: Edited, text: str) -> None:
         out.overlap = True
         out.matched = int((out.graph.nodes.kind == COLLECTIVE).sum())
         out.notes.append(
-            "no task waits for a collective and collectives slow nothing down, but the step ends only when they end"
+            "no task waits for a collective and collectives slow nothing down, but the step ends only after all of them"
         )
     elif "=" in text:
         for pattern, value in scalings(text):
@@ -471,7 +471,7 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
         inside[calls] = out.left_out[calls] = True
         if len(calls) and call_us:
             out.notes.append(
-                f"each removed call also saves its Python time: {call_us:.2g} µs, the minimum before any op"
+                f"each removed call also saves its Python time: {call_us:.2g} µs, about the shortest before an op"
             )
     changed = np.flatnonzero(host_durations(graph, inside.astype(np.float64)) > 0.0)
     take_slices(out, scaled)

@@ -41,7 +41,7 @@ def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -
     waiting = on is None and bool((graph.nodes.kind == COLLECTIVE).any())
     notes = [
         "collectives take their recorded time, including waiting for other ranks" if waiting else "",
-        f"exported without arguments: {plural(export.unplanned, 'kernel')} of no planned op"
+        f"exported without arguments: {plural(export.unplanned, 'kernel')} that belong to no planned op"
         if export.unplanned
         else "",
     ]

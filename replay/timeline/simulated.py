@@ -569,7 +569,7 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
         else "as recorded, because no compute kernel of this step has a prediction"
     )
     out.notes.append(
-        f"{len(others)} tasks = {100 * share:.1f} % of the recorded device time have no prediction: their time is {why}"
+        f"{len(others)} tasks ({100 * share:.1f} % of the recorded device time) have no prediction: their time is {why}"
     )
 
 

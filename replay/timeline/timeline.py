@@ -538,13 +538,13 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
         notes.append(
             f"the device was still running the previous step for the first {graph.begin_us / 1e3:,.2f} ms (inferred "
             f"from its launches, or from a wait for it); the step's {graph.recorded_us / 1e3:,.2f} ms are the time "
-            f"from then until its own work was done, or the time of the host if that is longer"
+            f"from then until the work of this step was done, or the time of the host if that is longer"
         )
     if before_ns := trace.info.links.launched_before_device_ns:
         share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))
         notes.append(
-            f"{before_ns / 1e6:,.2f} ms of device work were launched before the recording, {100 * share:.1f} % of the "
-            "file's: shares here refer to work that the step launched, in `opreplay simulate` to all device time"
+            f"{before_ns / 1e6:,.2f} ms of device work were launched before the recording, {100 * share:.1f} % of all "
+            "in the file: shares here refer to work that the step launched, in `opreplay simulate` to all device time"
         )
     links = trace.info.links
     if links.launches_without_work:

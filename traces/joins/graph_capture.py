@@ -543,7 +543,7 @@ def _missed_text(join: GraphJoin) -> str:
     if join.read_captures and not join.ambiguous:
         read = dict.fromkeys(_shown(Path(capture.source).name) for capture in join.read_captures)
         return f"are unknown: {', '.join(read)} {'records' if len(read) == 1 else 'record'} other graphs"
-    why = f", {join.ambiguous:,} match several captures" if join.ambiguous else ""
+    why = f" ({join.ambiguous:,} match several captures)" if join.ambiguous else ""
     return f"this recording does not contain{why}: {HINT}"
 
 

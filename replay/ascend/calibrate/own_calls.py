@@ -120,8 +120,8 @@ def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
     """
     title = f"{fit.before.title}, with measured calls"
     header = (
-        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}) with calls that were measured on it,\n"
-        "by `opreplay calibrate`. Use it by its path: --soc FILE."
+        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}) with calls that were measured on it.\n"
+        "Written by `opreplay calibrate`. Use it by its path: --soc FILE."
     )
     if canonical_name(fit.before.name) is not None:
         return measured_text(fit.after, name=name, title=title, header=header)

@@ -184,7 +184,7 @@ def own_device_text(fit: Recalibration, *, name: str) -> str:
     )
     header = (
         f"{fit.before.title} ({fit.before.name}, version {fit.before.version}), its constants fitted to "
-        f"{plural(kernels, 'measured kernel')}\nby `opreplay calibrate`. Use it by its path: --soc FILE."
+        f"{plural(kernels, 'measured kernel')}.\nWritten by `opreplay calibrate`. Use it by its path: --soc FILE."
     )
     source = f"{fit.before.name} {fit.before.version}, fitted to {plural(kernels, 'kernel')} of a user's profile"
     return device_text(device, header=header, source=source)

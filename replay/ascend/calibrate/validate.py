@@ -195,7 +195,7 @@ def validate(
     if not everything:
         raise Malformed(
             f"none of the {rows} rows has a duration: {', '.join(run.table.path for run in measured)}",
-            hint=("The column must be Duration(us) or Task Duration(us). Other options may also exclude all rows."),
+            hint=("The column must be Duration(us) or Task Duration(us). If it is, options may exclude all rows."),
         )
     return Validation(
         figures=figures_of(everything),

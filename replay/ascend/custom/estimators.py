@@ -340,7 +340,7 @@ def _called(op: ReplayOp, function: Callable[..., Any], *args: Any) -> Any:
         raise CustomOpError(
             f"{failed_at(error, _OWN_FILES) or place_of(function)}: {name} failed for {op.name}: "
             f"{type(error).__name__}: {_text(error)}",
-            hint="Its arguments are op_invoke_info.args; `opreplay plan TRACE --explain OP` shows what was recorded.",
+            hint="The arguments are op_invoke_info.args; `opreplay plan TRACE --explain OP` shows what was recorded.",
         ) from error
 
 
@@ -382,8 +382,8 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
                 break
     if failures:
         remedy = (
-            f"Fix these files, or name only the files of {path} that you need: opreplay does not run without code that "
-            "you named."
+            f"Fix these files, or name only the files of {path} that you need: opreplay stops if one that you "
+            "named fails."
         )
         raise CustomOpError(
             f"{plural(len(failures), 'file')} of {path} failed: " + "; ".join(failures),

@@ -87,7 +87,7 @@ class _Corrected(TorchDispatchMode):
             raise UsageError(
                 f"{func.name()} creates a sparse tensor, whose number of elements depends on values",
                 hint=(
-                    "Use --real to run it once on real tensors, or use dense tensors (sparse=False of an embedding)."
+                    "Use --real to run the step on real tensors, or use dense tensors (sparse=False of an embedding)."
                 ),
             )
         if func is _aten.mkldnn_rnn_layer_backward.default:  # the fake kernel gives one gradient to both biases

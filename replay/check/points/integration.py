@@ -160,7 +160,7 @@ def _writes_into(
         copies = [dict(arguments.copy().values) for _ in names]
         tried = [copy | {outs[0]: copy[name]} for name, copy in zip(names, copies, strict=True)]
     if not tried:
-        return nothing("no argument may be the buffer")
+        return nothing("no argument can serve as the buffer")
     for values in tried:
         gaps = _gaps(values[outs[0]]) if made is _with_gaps else None
         before = None if gaps is None else gaps.clone()

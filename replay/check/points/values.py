@@ -498,7 +498,7 @@ def _moved_wrongly(
         return None
     index = tuple(int(i) for i in wrong.nonzero()[0])
     ours, theirs = actual[index].item(), native[index].item()
-    return f"not the number nearest to an argument's: the value at {index} is {ours}, not {theirs}"
+    return f"the value at {index} is {ours}; the nearest to an argument's value is {theirs}"
 
 
 def _narrower(mine: Results, arguments: Arguments) -> bool:

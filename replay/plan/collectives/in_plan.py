@@ -122,7 +122,7 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
-NO_SIZES = Reason("collective", "the plan lacks its sizes: make the plan with `opreplay plan --ranks N`")
+NO_SIZES = Reason("collective", "the plan lacks this collective's sizes: make the plan with `opreplay plan --ranks N`")
 """Reason why the collectives of a plan file that was made without sizes cannot be replayed."""
 
 

@@ -64,7 +64,7 @@ def times_of_trace(
         what="recorded",
         on=device or UNNAMED
         if on_device
-        else "the host, because its device work belongs to no op"
+        else "the host, because the device work belongs to no op"
         if len(trace.kernels)
         else "cpu",
         clock="device" if on_device else "host",

@@ -223,12 +223,12 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
         if missing > 0:
             lines.append(
                 f"{job.job}: {plural(missing, 'rank')} not given: waiting for them counts as transfer, so waiting is a "
-                "lower and transfer an upper bound"
+                "lower bound and transfer an upper bound"
             )
         if moved := [clock for clock in collectives.clocks if clock.corrected]:
             furthest = max(moved, key=lambda clock: abs(clock.shift_us))
             shift = f"{furthest.rank} by {furthest.shift_us:+,.1f} µs"
-            lines.append(f"{job.job}: {plural(len(moved), 'clock')} corrected, the most on rank {shift}")
+            lines.append(f"{job.job}: {plural(len(moved), 'clock')} corrected; largest correction: rank {shift}")
     return lines
 
 

@@ -429,7 +429,7 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
         parts.append(_ratios_text(ratios))
     lines = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
     differing = [_difference(r, f) for r, f in checked if "differ" in (f.kernels, f.children)]
-    return lines + ([f"fidelity: largest by time that differ: {'; '.join(differing[:DIFFERING])}"] if differing else [])
+    return lines + ([f"fidelity: ops that differ, by time: {'; '.join(differing[:DIFFERING])}"] if differing else [])
 
 
 def fidelity_cell(result: OpResult) -> str:

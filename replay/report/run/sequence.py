@@ -137,7 +137,7 @@ def _tensor_notes(tensors: Tensors) -> list[str]:
         lines.append(f"generated again for their call in each pass: {plural(tensors.remade, 'argument')}")
     if tensors.refilled:
         lines.append(
-            "refilled outside the timing, because not finite or outside the domain of the next op: "
+            "refilled outside the timing, because values were not finite or outside the domain of the next op: "
             f"{plural(tensors.refilled, 'tensor')} per pass"
         )
     return lines
@@ -171,7 +171,7 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
             "immediately, because the place of the wait is unknown: in the recording, more may have been hidden",
         ),
     ]
-    lines = [f"collectives waited for {where}: {count:,}" for count, where in ways if count]
+    lines = [f"collectives that were waited for {where}: {count:,}" for count, where in ways if count]
     if sum_us and shared.calls_alone_us:
         lines.append(
             f"calls take {ratio_text(sum_us, shared.calls_alone_us)} their time without concurrent collectives; each "
@@ -188,8 +188,8 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
         between = f"{time_text(rest_us)} between calls" if rest_us > 0 else "no time between calls"
         lines.append(
             f"a whole pass is {time_text(sum_us)} in calls, {time_text(shared.waited_us)} waiting and {between} "
-            "(starting collectives, freeing tensors). Each is a separate median over passes on its slowest rank, so "
-            "the three need not add up. Hidden collectives are in none of them"
+            "(starting collectives, freeing tensors). Each is a separate median over passes, of the rank slowest in "
+            "it, so the three need not add up. Hidden collectives are in none of them"
         )
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is not None and high is not None and high - low > VARIES:

@@ -98,7 +98,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
         parts.append(
             Text(
                 f"the plan contains only the first {len(sequence.calls):,} calls (the limit): times are without the "
-                f"last {sequence.cut:,} calls; to include them, capture fewer tokens or layers",
+                f"last {sequence.cut:,} calls; for a whole step, capture fewer tokens or layers",
                 style="yellow",
             )
         )
@@ -123,7 +123,7 @@ def check_lines(check: Check) -> list[RenderableType]:
     counted = f"{plural(len(check.outputs), 'output')}, {len(check.parameters):,} parameters and buffers"
     verdict = "equal" if check.equal else "NOT equal" if wrong else "nothing to compare"
     line = (
-        f"check: {verdict}: {counted} after {plural(check.calls, 'call')}; {bits} of {len(both)} bit for bit, "
+        f"check: {verdict}: {counted} after {plural(check.calls, 'call')}; {bits} of {len(both)} equal bit for bit, "
         f"largest error {digits(check.largest_error, 3)}, seed {check.seed}"
     )
     lines: list[RenderableType] = [Text(line, style="" if check.equal else "red")]

@@ -61,7 +61,7 @@ def verdict(recalibration: Recalibration) -> str:
     if not recalibration.caution:
         return "device unchanged: no fit predicted unseen kernels better than the current device"
     if not recalibration.compared_held_out:
-        return "constants changed slightly, with unknown benefit: too few kernels to hold some out"
+        return "constants changed slightly; the benefit is unknown, because there are too few kernels to hold some out"
     return "constants changed; errors after calibration are for held-out kernels (5 folds)"
 
 

@@ -171,7 +171,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
             f"single pairs {precise(low)} to {precise(high)}"
         )
     texts = [_spread_text(side) for side in (steps.before, steps.after)]
-    return f"no common step numbers, so medians: {texts[0]} before, {texts[1]} after"
+    return f"no common step numbers, so medians are compared: {texts[0]} before, {texts[1]} after"
 
 
 def _calls_ratio(comparison: Comparison) -> float:
@@ -349,7 +349,7 @@ def _machine_lines(machine: float, method: str) -> list[str]:
             "--method medians"
         )
     if abs(machine - 1.0) > 0.02:
-        lines.append(f"machine: a fixed workload took {precise(machine)} the time in the second run")
+        lines.append(f"machine: a fixed workload took {precise(machine)} as long in the second run as in the first")
     return lines
 
 
@@ -791,8 +791,8 @@ def _flames(steps: StepChange) -> Flames | None:
     frames = compared_frames(before, after) if before and after else ()
     names = [report.name for report in steps.reports.values()]
     note = (
-        f"host time of {names[0]} before and {names[1]} after by call stack; width: the longer of the two; click a "
-        "frame to zoom in"
+        f"host time of {names[0]} before and {names[1]} after by call stack; frames are as wide as the longer of the "
+        "two times; click a frame to zoom in"
     )
     return Flames(title="Call stacks, before and after", frames=frames, note=note) if frames else None
 

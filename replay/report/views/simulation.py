@@ -391,7 +391,7 @@ def _cut_lines(plan: ReplayPlan) -> list[str]:
     calls = len(plan.sequence.calls)
     return [
         f"the plan contains only the first {calls:,} of {calls + plan.sequence.cut:,} calls: times and memory are for "
-        "these; to include all, capture fewer tokens or layers"
+        "these; to include all calls, capture fewer tokens or layers"
     ]
 
 
@@ -440,7 +440,7 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     if plan.sequence is None:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
-    steps = f", of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
+    steps = f", the step of median duration among {plan.sequence.steps:,}" if plan.sequence.steps > 1 else ""
     whole = "the captured step" if plan.captured else "the whole trace"
     where = f"{safe(step)}{steps}" if step else whole
     return [Text(f"L2 cache: contents from the order of {calls:,} calls of {where} (--l2)", style="dim")]

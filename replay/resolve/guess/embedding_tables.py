@@ -108,7 +108,7 @@ def _truncation(known: Call, context: Context) -> Guess | None:
             meta: TensorMeta | None = first_tensor_of(call, position)
             if meta is not None and len(meta.shape) == 1 and meta.shape[0] > lengths.shape[0]:
                 mean = -(-meta.shape[0] // lengths.shape[0])
-                return Guess(value=mean, why=f"{mean}: numbers that {call.name} reads per length, on average")
+                return Guess(value=mean, why=f"{mean}: {call.name} reads this many numbers per length, on average")
     return Guess(value=64, why="64: the trace does not show the value")
 
 

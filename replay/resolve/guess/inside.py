@@ -342,7 +342,7 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
     argument_shapes = {meta.shape for meta in metas_of(composite.call)}
     for result in _results_of_variants(composite):
         if result.shape == _EMPTY or result.shape not in argument_shapes:
-            return result.shape, f"the out= variant of {name} inside the op writes to it"
+            return result.shape, f"the out= variant of {name} inside the op writes a tensor of this shape"
     more = next((i for i, call in enumerate(after) if call.name not in _FACTORIES), len(after))
     if 0 < more < len(after) and composite.place == 0 and after[more].name in ("aten::as_strided_", "aten::resize_"):
         return _EMPTY, f"{after[more].name} inside the op receives the tensor allocated next"
@@ -361,7 +361,7 @@ def _read_after(
     # The last that is allocated in a row is read first; what is read for none of them is the result.
     if not read or 0 < read.count(read[0]) <= more:
         return None
-    return read[0][0], f"read by {read[0][1]} inside the op"
+    return read[0][0], f"{read[0][1]} inside the op reads a tensor of this shape"
 
 
 def literal(around: Relatives) -> TensorMeta | None:

@@ -260,7 +260,7 @@ def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes |
             types[-1] = source.dtype
     if not is_converted or len(types) != count or not all(types):
         return None
-    return tuple(types), "the pieces that aten::copy_ inside the op converts, and the result"
+    return tuple(types), "dtypes of the pieces that aten::copy_ inside the op converts, and of the result"
 
 
 def _types_in_each_call(

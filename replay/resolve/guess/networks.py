@@ -165,7 +165,7 @@ def _one_sided(known: Call, context: Context) -> Guess | None:
     name = _transform(context)
     both = name.startswith(("fft_fft", "fft_ifft"))
     return Guess(
-        value=not both, why=f"both halves, as {name} returns them" if both else "the half that is not repeated"
+        value=not both, why=f"both halves, as {name} returns them" if both else "one of the mirrored halves"
     )
 
 
@@ -239,7 +239,7 @@ def _full_lengths(name: str, dim: int) -> Rule:
         scores, longest = known.shape("log_probs"), known.shape(name)
         if scores is None or len(scores) != 3 or longest is None or len(longest) <= dim:
             return None
-        return Guess(value=(longest[dim],) * scores[1], why=f"the full length {longest[dim]} of each")
+        return Guess(value=(longest[dim],) * scores[1], why=f"the full length {longest[dim]} for each sequence")
 
     return rule
 

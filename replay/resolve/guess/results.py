@@ -71,11 +71,11 @@ def _reduced(shape: Shape, known: Call, context: Context) -> tuple[Reduction, st
     engine = around.parent_name.startswith("autograd::engine")
     viewed = next(first_tensors(around.following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
-        return ((0,), True), "the gradient, summed over its leading dimensions, is viewed next"
+        return ((0,), True), "the gradient is summed over its leading dimensions and then viewed"
     read = _reduced_to_what_is_read(shape, around, one_dim=isinstance(known.value("dim"), int))
     if read is None and inside is not None and 1 in shape:
         dim = max(d for d, n in enumerate(shape) if n == 1)
-        return ((dim,), inside[1]), "the last dimension of size 1: the result has as many elements"
+        return ((dim,), inside[1]), "the last dimension of size 1, because the result has as many elements as the input"
     return read
 
 

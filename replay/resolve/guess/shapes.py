@@ -96,7 +96,7 @@ def _size_without_batch(known: Call, context: Context) -> Guess | None:
 def _memory_size(around: Relatives) -> Guess | None:
     """Guess the size of a new tensor that no adjacent call writes."""
     if (numbers := literal(around)) is not None:
-        return Guess(value=numbers.shape, why="the size of the tensor built from numbers that is read next")
+        return Guess(value=numbers.shape, why="the size of the tensor that is built from numbers and read next")
     if (memory := allocated(around)) is not None:
         return Guess(value=memory[0], why=memory[1])
     for meta, writer in first_tensors(around.inner, WRITERS):
@@ -144,7 +144,7 @@ def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
     weights are if there are weights.
     """
     weighted = known.tensor("weight") is not None
-    return Guess(value=(True, weighted, weighted), why="gradients of the input and of the weights that exist")
+    return Guess(value=(True, weighted, weighted), why="gradients of the input, and of the weights if given")
 
 
 @by_shape

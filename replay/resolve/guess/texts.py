@@ -119,7 +119,7 @@ def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
     reader = next((meta for meta, _ in first_tensors(around.following[:2])), None)
     if reader is not None and reader.shape == dividend.shape and reader.dtype.startswith(("float", "bfloat")):
         return Guess(value=None, why="None: the quotient is next read as a floating-point number")
-    return Guess(value="floor", why="'floor': integers cannot hold a quotient")
+    return Guess(value="floor", why="'floor': integers cannot hold a fractional quotient")
 
 
 def _scattered_back(calls: Sequence[OpSignature]) -> str | None:

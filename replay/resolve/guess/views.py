@@ -272,7 +272,7 @@ def _converted(known: Call, context: Context) -> Guess | None:
         return None
     written = next((meta for meta, _ in first_tensors(calls, ("aten::copy_",))), None)
     if written is not None and written.dtype:
-        return Guess(value=f"torch.{written.dtype}", why=f"{written.dtype}: aten::copy_ inside the op writes to it")
+        return Guess(value=f"torch.{written.dtype}", why=f"{written.dtype}: aten::copy_ in the op writes this dtype")
     read = (m.dtype for m, _ in _read_next(context, SOON) if m.shape == source.shape and m.dtype != source.dtype)
     if calls and (dtype := next(read, "")):
         return Guess(value=f"torch.{dtype}", why=f"{dtype}: dtype of the tensor that is read next")
@@ -307,7 +307,7 @@ def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[Ten
     """Yield recorded tensors that may be the new tensor, each with its use; most certain first."""
     around = context.relatives()
     if (allocated := literal(around) or allocated_meta(around)) is not None:
-        yield allocated, "the next op that reads it"
+        yield allocated, "the dtype in which the next op reads the new tensor"
     if around.name == "aten::scalar_tensor":
         yield from ((meta, "the tensor that is read next") for meta, _ in _read_next(context, 2) if meta.shape == ())
     for meta, writer in first_tensors((*around.inside, *around.following[:2]), _WRITERS):

@@ -66,7 +66,7 @@ def _together(ops: Sequence[OpComparison], comparison: Comparison) -> OpComparis
     ratio = now / was / (comparison.shared or 1.0)
     whole = msgspec.structs.replace(whole, ratio=ratio)
     if any(side.clock == "host" for side in comparison.sides or ()):
-        return unclear(whole, "shapes differ, and single calls on a host clock do not show the variation")
+        return unclear(whole, "shapes differ, and single calls on a host clock do not show how much times vary")
     if is_within(ratio, comparison.applied):
         return whole
     judged = msgspec.structs.replace(whole, verdict="slower" if ratio > 1.0 else "faster")

@@ -55,8 +55,8 @@ OVERLOADED = 1.0
 """If the load per processor at the start of a run exceeds this, a note says so."""
 
 ONCE = (
-    "each op was measured in one block on a busy machine: intervals lack the changes of the machine's load, so the "
-    "same code may differ by 1.5 times and more; measure both runs with `--set repeats=8`"
+    "each op was measured in one block on a busy machine: intervals do not cover changes of the machine's load, so the "
+    "same code may take 1.5 times as long or more; measure both runs with `--set repeats=8`"
 )
 """Note on runs whose intervals do not include the variation over time."""
 

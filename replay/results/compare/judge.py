@@ -438,7 +438,7 @@ def judge_op(op: OpComparison, threshold: float, applied: float, common: float |
         return op
     if is_within(op.ratio, applied):
         if common is not None and is_within(op.ratio / common, threshold):
-            return unclear(op, f"most ops take {common:.2f} times as long, as on a machine of another speed")
+            return unclear(op, f"most ops take {common:.2f} times as long, as if the speed of the machine had changed")
         return unclear(op, "other ops of the two runs vary as much")
     if op.low <= 1.0 <= op.high:
         return unclear(op, "the change is within the error of the two runs")

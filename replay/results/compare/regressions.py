@@ -138,7 +138,7 @@ def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list
     if not conditions or comparison.applied <= comparison.threshold:
         return []
     scatter = f"{100 * comparison.applied:.0f} % cannot be detected, because the runs vary as much"
-    return [f"changes below {scatter} (to fail in this case, use --fail-if 'power>20%')"]
+    return [f"changes below {scatter} (to treat this as a failure, use --fail-if 'power>20%')"]
 
 
 def parse_condition(text: str) -> Condition:

@@ -98,7 +98,7 @@ def _store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: 
     if not isinstance(ref, Ref) or not isinstance(tile, Tile):
         raise Refused("the stored value is not a tile")
     if rows is not None:
-        raise Refused("a store to rows by number")
+        raise Refused("a store to rows that are selected by number")
     TRACER.get().stored(ref, tile, add=add, relu=relu)
 
 

@@ -496,9 +496,9 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
         raise fail(
             "race",
             f"{memory.name}: {_named(core.me)} reads what {_named(writer)} writes{line}, and their order is undefined",
-            hint="Split it into two kernels, or let one core do both."
+            hint="Split the program into two kernels, or let one core write and read."
             if writer // 3 != core.number
-            else "Let one half do both, or let the cube core pass the data.",
+            else "Let one half write and read, or let the cube core pass the data.",
         )
     if memory.readers is not None:
         before = part(memory.readers)
@@ -531,7 +531,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
     if add != (memory.role == "sum") and memory.role != "scratch":
         raise fail(
             "race",
-            f"{memory.name} is {'' if add else 'no '}result that is added to",
+            f"{memory.name} is {'no' if add else 'a'} result that is added to",
             hint="store(..., add=True) needs an argument annotated with tile.Sum.",
         )
     core.check_fresh(tile)

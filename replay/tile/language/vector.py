@@ -331,7 +331,7 @@ def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
     tile = on.new_tile(shape, name)
     spec = VECTOR["fill"]
     if name not in spec.dtypes:
-        raise fail("dtype", f"no fill of {name} on the vector cores", hint="Fill a float32 tile and convert it.")
+        raise fail("dtype", f"vector cores cannot fill a tile of {name}", hint="Fill a float32 tile and convert it.")
     on.vector("fill", on.cycles(spec.start, spec.slope, prod(tile.shape), name), [], tile)
     if on.values:
         import torch
@@ -544,7 +544,7 @@ def gather(t: Tile, index: Tile) -> Tile:
     if on.values:
         at = index.data.long().expand(tile.shape)
         check_defined(index, "gather")
-        check_numbers(at, columns, f"gather: number {{}} of {columns} columns")
+        check_numbers(at, columns, f"gather: there is no column {{}} in a tile of {columns} columns")
         tile.data = t.data.gather(-1, at)
         if t.defined is not None:
             tile.defined, tile.why = t.defined.gather(-1, at), t.why

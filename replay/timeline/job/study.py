@@ -527,4 +527,4 @@ def _clock_notes(clocks: Sequence[Clock]) -> Iterator[str]:
             )
     alone = [str(clock.rank) for clock in clocks[1:] if clock.against is None]
     if alone:
-        yield f"ranks {', '.join(alone)} share no collective with the first: their clocks are as recorded"
+        yield f"ranks {', '.join(alone)} share no collective with the first rank: their clocks are as recorded"

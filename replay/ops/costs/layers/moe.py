@@ -233,7 +233,7 @@ def _product_of_lists(op: OpView) -> list[KernelCall]:
     """
     rows, weights = op.metas("x"), op.metas("weight")
     if any(len(t.shape) != 2 for t in (*rows, *weights)) or len(rows) not in (1, len(weights)):
-        raise DoesNotFit("rows (T, K), one tensor or one for each weight, and weights (K, N) are needed")
+        raise DoesNotFit("rows (T, K), as one tensor or as one per weight, and weights (K, N) are needed")
     same = len({(weight.shape, weight.dtype) for weight in weights}) == 1
     if len(rows) == 1 and not same:
         raise DoesNotFit("one tensor of rows needs weights of one shape")

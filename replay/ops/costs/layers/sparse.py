@@ -51,8 +51,8 @@ def chosen_keys(op: OpView) -> Iterable[KernelCall]:
     attrs = {"rows": rows, "head_dim": q.shape[-1], "value_dim": size}
     out = op.output(spec((*q.shape[:-1], size), q.dtype))
     op.assume(
-        f"this kernel has few measurements: costed as reading {chosen} keys per query row by row at the speed of "
-        f"paged attention"
+        f"this kernel has few measurements: costed as a read of {chosen} keys per query, row by row, at the speed "
+        f"of paged attention"
     )
     call = kernel(
         "FusedInferAttentionScore", operands, [out], pairs=float(rows * chosen), moved_bytes=float(moved), **attrs
@@ -85,7 +85,7 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
     rows, heads, keys = _rows_and_keys(op, q, k)
     queries = rows // heads
     op.assume(
-        "this kernel has few measurements: costed as scores at the speed of attention and TopKV2 of every query's keys"
+        "this kernel has few measurements: costed as scores at the speed of attention, then TopKV2 of each query's keys"
     )
     pairs = rows * keys * (0.5 if op.integer("sparse_mode", default=3) == 3 and queries > 1 else 1.0)
     operands = [spec(q.shape, q.dtype), spec(k.shape, k.dtype)]

@@ -56,7 +56,7 @@ def delta_rule(op: OpView) -> Iterable[KernelCall]:
     rows, out = prod(v.shape[:-1]), op.output(spec(v.shape, v.dtype))
     operands = [spec(meta.shape, meta.dtype) for meta in (q, k, v)]
     state = op.meta("state", "recurrent_state")
-    op.assume("costed as passes over states, or attention within chunks: the kernel was never measured")
+    op.assume("the kernel was never measured: costed as passes over states, or as attention within chunks")
     if state is not None and len(state.shape) > 2:
         passed = spec((min(state.shape[0], prod(q.shape[:-2])), *state.shape[1:]), state.dtype)
         return [kernel("Addcmul", [*operands, passed], [out, passed])]
@@ -70,7 +70,7 @@ def delta_rule(op: OpView) -> Iterable[KernelCall]:
 def delta_gates(op: OpView) -> Iterable[KernelCall]:
     """Return one pass over a and b (tokens, heads), which yields float32 log decays and the write strengths."""
     a, b = op.need("a", rank=1), op.need("b", rank=1)
-    op.note("costed as a softplus: the kernel was never measured")
+    op.note("the kernel was never measured: costed as a softplus")
     gates = op.outputs(spec(a.shape, "float32"), spec(b.shape, b.dtype))
     return [kernel("SoftplusV2", [op.packed(meta) for meta in op.tensors], gates)]
 
@@ -83,7 +83,7 @@ def mixed_streams(op: OpView) -> Iterable[KernelCall]:
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)
-    op.assume("costed as one pass over every tensor: the kernel was never measured")
+    op.assume("the kernel was never measured: costed as one pass over every tensor")
     return [
         kernel("Addcmul", [op.packed(meta) for meta in op.tensors], op.outputs(one if "_pre" in op.op.name else wide))
     ]

@@ -74,7 +74,7 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     span = _span(_along(op, table)[0], _picks(op, table, index), table.dtype)
     taken = _accesses(n, span, table.dtype, IN_CORE)
     if taken > n // IN_CORE + 1:
-        op.note("the dimension exceeds a core's memory: elements outside of it are costed one by one (never measured)")
+        op.note("the dimension exceeds a core's memory: the rest is costed element by element (never measured)")
     along = _along(op, table)
     inner = prod(along[1:])
     places = spec(index.shape, index.dtype)

@@ -68,7 +68,7 @@ def nms_with_mask(op: OpView) -> Iterable[KernelCall]:
         threshold = USUAL_OVERLAP
     cols = max(1, round(n * sqrt(threshold)))
     op.note(
-        f"the number of kept boxes depends on values and decides the time: {cols} assumed from the threshold, as in "
+        f"the time depends on the number of kept boxes, and that on values: {cols} assumed from the threshold, as in "
         "measured calls"
     )
     return [kernel("NMSWithMask", [spec((n, n), boxes.dtype)], [spec((n,), "bool")], cols=cols)]

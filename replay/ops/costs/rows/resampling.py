@@ -30,7 +30,7 @@ UPSAMPLE = (
 )
 
 REPEATS = "elements are repeated: costed as an expansion (never measured)"
-AS_POOLING = "costed as pooling of as many elements (never measured)"
+AS_POOLING = "costed like pooling of the same number of elements (never measured)"
 
 
 def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:

@@ -253,8 +253,8 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     launched_before: int = 0
     """Number of kernels without an owner because they were launched before the recording began.
 
-    They start before everything that the host recorded. Or they start before the first launched kernel on their stream
-    and have a lower id than every launch of the thread that launched that kernel.
+    Such a kernel starts before everything that the host recorded. Or it starts before the first kernel K of its stream
+    whose launch was recorded, and its id is lower than those of all launches by the thread that launched K.
     """
     launched_before_device_ns: int = 0
     launched: int = 0

@@ -110,7 +110,7 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     if ratio >= 1 or op.count >= MIN_CALLS_FOR_MEDIAN:
         return other
     calls = "1 recorded call is" if op.count == 1 else f"{op.count} recorded calls are"
-    return f"{calls} too few for a median: a first or interrupted call may dominate; if none does, {other}"
+    return f"{calls} too few for a median: the time may be that of a first or interrupted call; otherwise {other}"
 
 
 def _assumed(op: ReplayOp) -> str:

@@ -40,7 +40,10 @@ COLUMNS = {
 """Quantity in a table → its column names, as in published kernel tables or in output of `tile --format json`."""
 REQUIRED = ("program", "soc", "case", "time_us")
 STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
-"""L2 state → spread that covers 80 % of the prediction errors of held-out kernels, relative to state "network"."""
+"""L2 state → spread of prediction errors in it, divided by the spread in state "network".
+
+A spread covers 80 % of the errors of held-out kernels.
+"""
 LEAST_CASES = 3
 """Minimum number of different cases for a calibration. With two, each would be judged by a single other case."""
 MIN_BAND_FACTOR = 1.05

@@ -63,7 +63,10 @@ LEAST_GAPS, FEW_GAPS = 0.1, 10
 call from Python.
 """
 MOST_CALL_US = 2.0
-"""Maximum overhead, in µs, of a call from Python. If all gaps before ops are longer, the excess is other work."""
+"""Maximum overhead, in µs, of a call from Python.
+
+If even the shortest gap before an op is longer, the rest of the gap is other work.
+"""
 GRAPH_GAP_US = 1.0
 """Gap in µs between two kernels of a captured graph if the recording shows none. It is the median of public CUDA
 traces.

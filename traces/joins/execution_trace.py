@@ -212,8 +212,9 @@ class _Joiner(msgspec.Struct, kw_only=True):
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
-        """Return the memories of the tensors of calls that the donor itself recorded. For merely similar calls, they
-        are unknown.
+        """Return the memories of tensors, for calls that the donor recorded, too.
+
+        They are unknown for calls to which only a similar call of the donor was matched.
         """
         known = self.donor.ops.memories
         return None if known is None else known.of_calls(np.where(same_call, match, -1))

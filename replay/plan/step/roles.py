@@ -26,8 +26,8 @@ sequence.
 SQUARED = "aten::addcmul_"
 """The last two tensors of this op are the same gradient if their metadata are equal and `self` is optimizer state."""
 SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
-"""A tensor that `SCALED` scales in place is a parameter or optimizer state if the next op is in `DECAYED` and has it as
-its first tensor.
+"""A tensor is a parameter or optimizer state if `SCALED` scales it in place, and if the next op is in `DECAYED` and
+takes the tensor first.
 """
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
 """Ops of which, in a training step, at most one argument is a gradient."""

@@ -58,7 +58,7 @@ NAME_WIDTH = 30
 MORE_CALLS = 0.02
 """Minimum relative change in a typical op's number of calls for the headline to report it if steps are unknown."""
 MOSTLY_ALIKE = 0.5
-"""If the ops on both sides take less than this share of a recording's time, a note says so."""
+"""A note tells if the ops that both recordings have take less than this share of the time of one."""
 WORD_FROM = 0.005
 """Minimum relative change for which the first line says "slower" or "faster"."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")

@@ -73,9 +73,7 @@ def first_line(ops: Sequence[OpHistory]) -> str:
 def notes(ops: Sequence[OpHistory]) -> list[str]:
     """Return notes on the false alarm rate of changes, and on the machines."""
     machines = list(dict.fromkeys(op.machine_name for op in ops))
-    sure = (
-        f"false alarm rate: about {100 * LEVEL:.0f} % of unchanged histories report an op (t-test over all ops)"
-    )
+    sure = f"false alarm rate: about {100 * LEVEL:.0f} % of unchanged histories report an op (t-test over all ops)"
     return [sure, *(f"machine: {safe(name)}" for name in machines)]
 
 

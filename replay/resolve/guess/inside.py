@@ -145,8 +145,9 @@ def _picked(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Yield the shapes that the product inside a `matmul`, `linear` or `einsum` reads. If that product has already run,
-    yield the result shape of a `matmul`.
+    """Yield the shapes of what the product inside a `matmul`, `linear` or `einsum` reads.
+
+    If the product inside a `matmul` has already run, yield the shape of the `matmul`'s result.
     """
     if composite.call.name not in _MULTIPLYING:
         return

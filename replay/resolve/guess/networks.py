@@ -164,9 +164,7 @@ def _one_sided(known: Call, context: Context) -> Guess | None:
     """
     name = _transform(context)
     both = name.startswith(("fft_fft", "fft_ifft"))
-    return Guess(
-        value=not both, why=f"both halves, as {name} returns them" if both else "one of the mirrored halves"
-    )
+    return Guess(value=not both, why=f"both halves, as {name} returns them" if both else "one of the mirrored halves")
 
 
 @by_shape

@@ -313,8 +313,8 @@ def _completed(known: Call, context: Context) -> Call:
 
 
 def _wanted(count: int) -> Rule:
-    """Return the rule that guesses which gradients are computed. The nested calls show this. Without any, it is all
-    gradients.
+    """Return the rule that guesses which gradients are computed. The nested calls show which.
+    If there are no nested calls, all gradients are guessed.
     """
 
     def rule(known: Call, context: Context) -> Guess | None:

@@ -282,7 +282,7 @@ def test_the_program_without_it_passes(kind: str, programs_of: Callable[[str], t
 def test_a_number_that_is_out_of_range_is_named(
     text: str, number: str, programs_of: Callable[[str], tuple[Program, ...]]
 ) -> None:
-    with pytest.raises(TileError, match=rf"\b(row|number) {number} of ") as found:
+    with pytest.raises(TileError, match=rf"\b(row|number|column) {number} (of|in) ") as found:
         checked(programs_of(text), "x=f32[47,10]")
     assert found.value.limit == "bounds"
 

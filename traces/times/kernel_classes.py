@@ -77,7 +77,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|negative|not_equal|prelu|_prelu_kernel|reciprocal|relu6|remainder|round|rsub|sgn|sign|signbit"
                     r"|sinc|square|subtract|tril|triu|true_divide|trunc|xlogy|angle|conj_physical|deg2rad|float_power|gcd"
                     r"|hardshrink|heaviside|i0|igammac?|lcm|ldexp|logit_backward|mvlgamma|nextafter|polygamma|rad2deg"
-                    r"|softshrink"
+                    r"|softshrink|__(and|or|xor|[lr]shift)_"
                     r"|(mse|smooth_l1|huber|soft_margin)_loss(_backward)?)_?$"
                     r"|binary_?cross_?entropy|act_and_mul|silu|gelu|rope|rotary|catarray|cast"
                     r"|quant(?!ile|ized_(?:gru|lstm|rnn))"

@@ -181,6 +181,23 @@ COMPARISONS = frozenset(
 """Ops whose result has one byte per element."""
 RESULT_BYTES = {"_int_mm": 4, "dequantize": 4, "quantize_per_tensor": 1, "quantize_per_channel": 1}
 """Bytes per element of the result of aten ops whose result has another dtype than their arguments."""
+OUT_AFTER: dict[str, int] = {
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "vdot", "_int_mm"), 2),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "addbmm", "_addmm_activation"), 3),
+    **dict.fromkeys(("add", "sub", "mul", "div", "pow", "maximum", "minimum", "fmod", "remainder", "atan2"), 2),
+    **dict.fromkeys(("eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_xor"), 2),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "copysign", "threshold_backward"), 2),
+    **dict.fromkeys(("sqrt", "rsqrt", "neg", "exp", "log", "abs", "sin", "cos", "tanh", "sigmoid", "reciprocal"), 1),
+    **dict.fromkeys(("relu", "silu", "gelu", "erf", "_softmax", "_log_softmax", "nan_to_num"), 1),
+    **dict.fromkeys(("addcmul", "addcdiv", "where"), 3),
+}
+"""aten op → number of its tensors. If a call has one more, this is its `out` buffer."""
+FLOAT_OF_INTEGERS = frozenset(
+    {"sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "sigmoid", "reciprocal", "atan2", "true_divide"}
+)
+"""Ops that return float32 for integers, as a division without rounding does."""
+PROMOTING = frozenset({"add", "sub", "rsub", "mul", "div", "pow", "remainder", "fmod", "where"})
+"""Ops that return float32 for integers if another operand is a float without dimensions."""
 WIDENING = {"_softmax": 2, "_log_softmax": 2}
 """aten op → position of the argument that says whether the result of a float16 input is float32."""
 REDUCTION_AT = {
@@ -378,7 +395,7 @@ def _by_sizes(
 
 def _broadcast_elements(base: str, shapes: Shapes) -> int:
     """Return the elements of the result of an op on all of its tensors, or of the tensor that it overwrites."""
-    if base.endswith("_") and not base.endswith("__"):
+    if _is_in_place(base):
         return prod(shapes[0])
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
@@ -396,7 +413,9 @@ def _loss_of_rows(base: str, signature: OpSignature) -> tuple[float | None, floa
         return None, None
     rows = float(max(1, prod(targets)))
     moved = rows * (_item(signature, at) + _item(signature, at + 1))
-    return rows, moved + (prod(scores) * _item(signature, at) if at else 0.0)
+    if at:
+        return rows, moved + prod(scores) * _item(signature, at)
+    return rows, moved + (rows * _item(signature, at) if _integer(signature, 3) == 0 else 0.0)
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float | None:
@@ -406,24 +425,25 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
     known = parameters_of(signature.name, len(signature.dims or ()))
     if known is None:
         elements = max(map(prod, shapes)) if result is None else result
+        if len(shapes) > OUT_AFTER.get(base, 3 if base.endswith("_loss_backward") else 9):
+            return 0.0  # the last argument is the result
         if base in COMPARISONS:
             return float(elements)
         if (bytes_each := _result_item(signature, base)) is not None:
             return float(elements) * bytes_each
-        if len(shapes) > (3 if base.endswith("_loss_backward") else 1 if base == "nan_to_num" else 9):
-            return 0.0  # the last argument is the result
         if kind == "elementwise" or base == "where":
-            if not base.endswith("_") or base.endswith("__"):
-                items = [*zip(shapes, dtypes, strict=True)][base == "where" :]
-                wide = [dtype for shape, dtype in items if shape] or [dtype for _, dtype in items] or dtypes
-                item = max(ITEMSIZE_BYTES.get(dtype, 1) for dtype in wide)
-            return float(elements) * item
+            return float(elements) * (item if _is_in_place(base) else _promoted_item(signature, base))
         if result is not None:
             return float(result) * (item + POOLS.get(base, (None, 0, 0))[2])
-        if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR:
-            return max(sizes)
+        if base in ("cumsum", "cumprod"):
+            is_whole = "int" in dtypes[0] or dtypes[0] == "bool"
+            return float(elements) * (8 if is_whole and not _argument(signature, 2) else item)
+        if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR:  # the result of an expanded tensor has all elements
+            return max(
+                float(prod(one)) * ITEMSIZE_BYTES.get(dtype, 1) for one, dtype in zip(shapes, dtypes, strict=True)
+            )
         # The arguments of a generated kernel include its results.
-        is_known = kind in ("reduction", "optimizer") or base.endswith("_") or signature.name.startswith("triton_")
+        is_known = kind in ("reduction", "optimizer") or _is_in_place(base) or signature.name.startswith("triton_")
         return 0.0 if is_known else None
     arguments = Arguments(signature)
     written = sum(
@@ -436,6 +456,37 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
     if known.returns and kind in LIKE_ITS_INPUT:
         return written + max(sizes) / (2 if "and_mul" in base else 1)
     return written
+
+
+def _is_in_place(base: str) -> bool:
+    return base.endswith("_") and not base.endswith("__")
+
+
+def _promoted_item(signature: OpSignature, base: str) -> int:
+    """Return the bytes per element of the result of an elementwise op on arguments of several dtypes.
+
+    The dtype is the widest one of the most general kind. Scalars and tensors without dimensions count only if they are
+    of a more general kind than all others.
+    """
+    shapes, dtypes = _tensors(signature)
+    items = [*zip(shapes, dtypes, strict=True)][base == "where" :] or [*zip(shapes, dtypes, strict=True)]
+    wide = [dtype for shape, dtype in items if shape] or [dtype for _, dtype in items]
+    kind = max(map(_kind_of_number, wide))
+    of_kind = {dtype for dtype in wide if _kind_of_number(dtype) == kind}
+    item = 4 if of_kind == {"float16", "bfloat16"} else max(ITEMSIZE_BYTES.get(dtype, 1) for dtype in of_kind)
+    if kind == 3 and base in ("abs", "angle"):
+        return item // 2
+    if kind > 1:
+        return item
+    values = [_argument(signature, place) for place in range(len(signature.concrete or ()))]
+    has_float = any(_kind_of_number(dtype) > 1 for _, dtype in items) or any(isinstance(one, float) for one in values)
+    is_divided = base in FLOAT_OF_INTEGERS or (base == "div" and len(values) < 3)  # the third is the way of rounding
+    return 4 if is_divided or (has_float and base in PROMOTING) else item
+
+
+def _kind_of_number(dtype: str) -> int:
+    """Return 0 for truth values, 1 for integers, 2 for floats and quantized numbers, and 3 for complex numbers."""
+    return 3 if "complex" in dtype else 0 if dtype == "bool" else 1 if dtype.startswith(("int", "uint")) else 2
 
 
 def _result_item(signature: OpSignature, base: str) -> int | None:

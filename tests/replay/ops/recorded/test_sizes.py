@@ -58,6 +58,20 @@ F32, INT8 = "float", "signed char"
         ("aten::add", [(F32, [64, 1]), (F32, [1, 128]), 1], 64 * 128, 4 * (64 + 128 + 64 * 128)),
         ("aten::mul", [[64, 128], (F32, [64, 1])], 64 * 128, 2 * 64 * 128 + 4 * 64 + 4 * 64 * 128),
         ("aten::mul_", [[64, 128], ("double", [])], 64 * 128, 4 * 64 * 128 + 8),
+        ("aten::mul", [(F32, [64, 128]), ("long int", [64, 128])], 64 * 128, (4 + 8 + 4) * 64 * 128),
+        ("aten::mul", [("long int", [64, 128]), 0.5], 64 * 128, (8 + 4) * 64 * 128),
+        ("aten::masked_fill", [("long int", [64, 128]), ("bool", [64, 128]), 0.5], 64 * 128, 17 * 64 * 128),
+        ("aten::add", [[64, 128], ("c10::Half", [64, 128]), 1], 64 * 128, (2 + 2 + 4) * 64 * 128),
+        ("aten::div", [("long int", [64, 128]), ("long int", [64, 128])], 64 * 128, (8 + 8 + 4) * 64 * 128),
+        ("aten::div", [("long int", [64, 128]), ("long int", [64, 128]), "floor"], 64 * 128, 24 * 64 * 128),
+        ("aten::abs", [("c10::complex<float>", [64, 128])], 64 * 128, (8 + 4) * 64 * 128),
+        ("aten::__and__", [("bool", [64, 1]), ("bool", [1, 128])], 64 * 128, 64 + 128 + 64 * 128),
+        ("aten::cumsum", [("bool", [64, 128]), 1, None], 0, (1 + 8) * 64 * 128),
+        # With the buffer for the result.
+        ("aten::mul", [(F32, [64, 128]), ("double", []), (F32, [64, 128])], 64 * 128, 2 * 4 * 64 * 128 + 8),
+        ("aten::eq", [(F32, [64, 128]), (F32, [64, 128]), ("bool", [64, 128])], 64 * 128, 9 * 64 * 128),
+        ("aten::mm", [[64, 32], [32, 128], [64, 128]], 2 * 32 * 64 * 128, 2 * (64 * 32 + 32 * 128 + 64 * 128)),
+        ("aten::nll_loss_forward", [[64, 128], ("long int", [64]), None, 0, -100], 64, 64 * (2 + 8 + 2)),
         ("aten::gt", [(F32, [64, 1]), (F32, [1, 128])], 64 * 128, 4 * (64 + 128) + 64 * 128),
         ("aten::where", [("bool", [64]), (F32, []), (F32, [])], 0, 64 + 8 + 4 * 64),
         ("aten::cos", [(F32, [64])], 64, 8 * 64),
@@ -308,3 +322,15 @@ def test_bytes_are_unknown_where_the_result_is() -> None:
     for name in ("as_strided", "view", "result_type", "empty_like", "_fft_r2c", "upsample_bilinear2d"):
         assert with_values(f"aten::{name}", [(64, 1024)], ()).bytes is None
     assert with_values("aten::isneginf", [(64, 1024)], ()).bytes == 3 * 64 * 1024
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("aten::clone", (None,)), ("aten::_softmax", (-1, False))])
+def test_results_of_expanded_tensors_have_all_elements(name: str, arguments: tuple[Any, ...]) -> None:
+    signature = OpSignature(
+        name=name,
+        dims=((64, 128), *[()] * len(arguments)),
+        types=(F32, *["Scalar"] * len(arguments)),
+        strides=((0, 1), *[()] * len(arguments)),
+        concrete=("", *["" if one is None else str(one) for one in arguments]),
+    )
+    assert work_of(signature).bytes == 4 * (128 + 64 * 128)

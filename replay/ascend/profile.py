@@ -376,6 +376,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """CANN kernel type → slow paths of the library that it may take."""
     own_slow_paths: tuple[SlowPath, ...] = ()
     """Slow paths given in the device file."""
+    shipped_name: str = ""
+    """Name of the shipped device with this datasheet and these constants; "" if there is none."""
     is_own_fit: bool = False
     """Whether a user's file gives constants that differ from those of every shipped device.
 

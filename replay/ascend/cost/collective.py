@@ -84,7 +84,7 @@ def _inner(dies: int, device: DeviceProfile, work: Work) -> Level:
         return Level(dies, device.link, True, "UB")
     # In a mesh a die has one link to each peer: few peers, little bandwidth.
     hccs = transports()["HCCS"]
-    rate = min(device.peer_bytes_per_s, hccs.rate(work, device.name).value)
+    rate = min(device.peer_bytes_per_s, hccs.rate(work, device.shipped_name).value)
     start = max(device.link.latency_us, hccs.latency.value)
     together = min(device.link.bytes_per_s, (dies - 1) * rate)
     return Level(
@@ -342,7 +342,7 @@ def link_evidence(device: DeviceProfile) -> Evidence:
     hccs = transports()["HCCS"]
     if device.cluster is not None and device.cluster.inside is not None:
         return "its form"
-    if device.name in hccs.socs:
+    if device.shipped_name in hccs.socs:
         return "this SoC"
     return "its form" if device.peer_bytes_per_s is None else "another SoC"
 

@@ -464,15 +464,23 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         datasheet=datasheet,
         measured=file.measured,
     )
-    has_constants = any((file.rates, file.families, file.slow_paths)) and canonical_name(file.name) is None
-    if not has_constants or any(_has_constants_of(device, _load_shipped(name)) for name in list_devices()):
-        return device
-    return msgspec.structs.replace(device, is_own_fit=True)
+    shipped = [file.name] if canonical_name(file.name) is not None else _shipped_like(device)
+    same = (name for name in shipped if name == file.name or _values(_load_shipped(name).datasheet) == number)
+    return msgspec.structs.replace(
+        device,
+        shipped_name=next(same, ""),
+        is_own_fit=not shipped and any((file.rates, file.families, file.slow_paths)),
+    )
 
 
-def _has_constants_of(device: DeviceProfile, shipped: DeviceProfile) -> bool:
-    """Check whether a device has the constants of a shipped device, as a copy of its file has."""
-    return all(getattr(device, part) == getattr(shipped, part) for part in ("rates", "families", "own_slow_paths"))
+def _shipped_like(device: DeviceProfile) -> list[str]:
+    """Return the names of the shipped devices whose constants a device has, as a copy of a device's file does."""
+    parts = ("rates", "families", "own_slow_paths")
+    return [
+        name
+        for name in list_devices()
+        if all(getattr(device, part) == getattr(_load_shipped(name), part) for part in parts)
+    ]
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:

@@ -16,6 +16,7 @@ from opreplay.replay.ascend.devices.file import (
     load_device,
     load_file,
     load_model,
+    shared_pipes,
 )
 from opreplay.replay.ascend.devices.fitted import COUNTS, source_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, OwnMeasurement, Quantity, Rates, SlowPath
@@ -160,13 +161,31 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
         name: Quantity(value=value, unit=shared.rates[name].unit, source=source, confidence="fitted")
         for name, value in fitted_rates(device.rates, model.rates).items()
     }
-    for section, quantities in (("datasheet", device.datasheet), ("rates", rates)):
+    sections = {"datasheet": device.datasheet, "rates": rates}
+    if pipes := _pipes(device):
+        sections["pipes"] = pipes
+    for section, quantities in sections.items():
         parts.append("".join([f"[{section}]\n", *(_quantity(*named) for named in quantities.items())]))
     for name, family in device.families.items():
         parts.append(_family(family, model.families[name], source))
     parts += [_slow_path(path) for path in device.own_slow_paths]
     parts += map(_measurement, device.measured)
     return "\n".join(parts)
+
+
+def _pipes(device: DeviceProfile) -> dict[str, Quantity]:
+    """Return what differs between the memories and paths of a device's core and those that all devices share."""
+    shared = shared_pipes()
+    out: dict[str, Quantity] = {}
+    for name, usual in shared.pipes.items():
+        value = getattr(device.pipes, name)
+        known = (layer[name] for layer in shared.devices.values() if name in layer and layer[name].value == value)
+        if value != usual.value:
+            given = Quantity(
+                value=value, unit=usual.unit, source="the device file before calibration", confidence="assumed"
+            )
+            out[name] = next(known, given)
+    return out
 
 
 def shipped_text(name: str) -> str:

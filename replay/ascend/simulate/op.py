@@ -525,7 +525,7 @@ def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, 
     if any(spec.dtype in NO_INSTRUCTIONS for call, _ in parts for spec in call.inputs if spec is not None):
         return "its form"
     if correction.is_measured:
-        return "this SoC" if device.name in correction.socs else "another SoC"
+        return "this SoC" if (device.shipped_name or device.name) in correction.socs else "another SoC"
     return _weakest(parts, simulated.time_us)
 
 

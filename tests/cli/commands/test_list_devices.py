@@ -67,6 +67,19 @@ def test_a_renamed_copy_predicts_as_the_device_until_a_constant_changes(name: st
         assert op.simulate(str(copy)).time_us == op.simulate(name).time_us
         assert op.simulate(str(changed)).time_us != op.simulate(name).time_us
     assert [load_device(file).is_own_fit for file in (copy, changed)] == [False, True]
+    assert [load_device(file).shipped_name for file in (copy, changed)] == [name, ""]
+    assert load_device(copy).pipes == load_device(name).pipes
+
+
+def test_a_renamed_copy_is_as_certain_as_the_device(tmp_path: Path) -> None:
+    """Measured calls of the 910B4 narrow its bands, and the rate of its links is its own."""
+    copy = tmp_path / "copy.toml"
+    text = run("--show", "910b4", "--format", "toml").replace('name = "910b4"', 'name = "mine"', 1)
+    copy.write_text(text, encoding="utf-8")
+    for call in ("aten::mm(f16[1024,1024], f16[1024,1024])", "c10d::allreduce_(f16[1024,1024])"):
+        op = op_of(call)
+        mine, shipped = op.simulate(str(copy)), op.simulate("910b4")
+        assert (mine.time_us, mine.low_us, mine.confidence) == (shipped.time_us, shipped.low_us, shipped.confidence)
 
 
 @pytest.mark.parametrize("args", [["--show", "h100"], ["--format", "toml"], ["--show", "/nowhere.toml"]])

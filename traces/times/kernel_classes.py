@@ -34,7 +34,8 @@ _BY_LOWER_CASE = {name.lower(): name for name in CLASSES}
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous|flip|roll)$|^dma\b"
-               r"|tensormove|memset|^fill_?buffer|copybuffer|(?<!conv[123]d)transpose|nchwtonhwc|nhwctonchw|_transdata_"),
+               r"|tensormove|memset|^fill_?buffer|copybuffer|(?<!conv)(?<!conv_)(?<!conv[123]d)(?<!conv[123]d_)transpose"
+               r"|nchwtonhwc|nhwctonchw|_transdata_"),
     ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
                   r"|^aten::_fused_(adam|sgd|adagrad|lamb)"),
     ("indexing and sorting", r"reshape_and_cache|concat_and_cache|store_cache|kv_cache_update|\brouting|moe_align"
@@ -137,6 +138,8 @@ def class_of_op(name: str) -> str:
     if not is_op or is_layer_of_experts(name):
         return "other"
     name = _CPU_LIBRARY.sub("aten::", name)
+    if name.startswith("aten::"):
+        name = name.partition(".")[0]  # without the overload
     if _CONVOLUTION.search(name):
         return "convolution"
     return "other" if (kind := class_of(name)) == "communication" else kind

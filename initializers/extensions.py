@@ -46,7 +46,9 @@ def register_initializer(kind: Kind) -> Kind:
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
     refuse_unusable(adapted, adapted.op_patterns, kind)
     known = _registered.get(adapted.name)
-    if known is not None and known is not adapted and not redefines_class(kind, getattr(known, "written", known)):
+    adapts = getattr(known, "adapts", None)  # an initializer may have an attribute of this name
+    earlier = adapts if isinstance(adapts, type) else known
+    if known is not None and known is not adapted and not redefines_class(kind, earlier):
         raise UsageError(
             f"{place_of_class(kind)}: there is already an initializer named {adapted.name!r}, from "
             f"{place_of_class(known)}",
@@ -120,7 +122,7 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
         name = getattr(kind, "name", None) or kind.__name__
         op_patterns = tuple(patterns)
         priority = getattr(kind, "priority", USERS_PRIORITY)
-        written = kind
+        adapts = kind
 
         def applies_to(self, context: InitContext) -> bool:
             asked = getattr(original, "applies_to", None)

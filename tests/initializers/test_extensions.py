@@ -86,12 +86,15 @@ def test_duplicates_are_refused() -> None:
         open_registry()
 
 
-@pytest.mark.parametrize("base", ["CustomInit", "object"])
-def test_an_edited_notebook_cell_replaces_its_initializer(base: str) -> None:
+@pytest.mark.parametrize(
+    ("base", "more"), [("CustomInit", ""), ("object", ""), ("CustomInit", "adapts, written = ('self',), ('out',)")]
+)
+def test_an_edited_notebook_cell_replaces_its_initializer(base: str, more: str) -> None:
     cell = """
 @register_initializer
 class Mine({base}):
     name, op_patterns = "mine", ("aten::relu",)
+    {more}
 
     def initialize(self, context):
         return {value}
@@ -99,12 +102,13 @@ class Mine({base}):
 
     def run(value: int, at: str, name: str = "__main__") -> None:
         names = {"__name__": name, "CustomInit": CustomInit, "register_initializer": register_initializer}
-        exec(compile(cell.format(base=base, value=value), at, "exec"), names)  # noqa: S102
+        exec(compile(cell.format(base=base, more=more, value=value), at, "exec"), names)  # noqa: S102
 
     for value, at in ((1, "<cell 1>"), (2, "<cell 2>"), (2, "<cell 2>")):
         run(value, at)
         kind: Any = extensions.registered()["mine"][0]
-        assert getattr(kind, "written", kind)().initialize(None) == value
+        original = kind if base == "CustomInit" else kind.adapts
+        assert original().initialize(None) == value
     with pytest.raises(UsageError, match="already an initializer"):
         run(3, "<cell 3>", name="another_module")
 

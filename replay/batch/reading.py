@@ -260,10 +260,10 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
         """Return the file and all files that may be read with it. `beside` caches those found in each folder."""
         folder = os.path.dirname(path)
         known = {} if beside is None else beside
-        if folder not in known:
+        if folder not in known and os.path.isfile(path):
             known[folder] = _files_beside(path)
         named = self.execution_traces.get(path)
-        return [path, *(() if named is None else (named,)), *(file for file in known[folder] if file != path)]
+        return [path, *(() if named is None else (named,)), *(file for file in known.get(folder, ()) if file != path)]
 
 
 def _files_beside(path: str) -> tuple[str, ...]:
@@ -272,8 +272,6 @@ def _files_beside(path: str) -> tuple[str, ...]:
     For more captures than are read, return the folder itself, so that no plan is stored.
     """
     folder = Path(path).parent
-    if not os.path.isfile(path):
-        return ()
     found: list[Path | str] = []
     with suppress(UsageError):  # several tables, of which none is used
         table = table_in_folder(path)

@@ -26,6 +26,7 @@ def test_tables_and_captures_beside_a_trace_are_among_its_files(how: HowToRead, 
     for file in beside:
         file.write_text("")
     beside_known: dict[str, tuple[str, ...]] = {}
+    how.files(str(tmp_path / "absent.json"), beside_known)
     for _ in range(2):
         assert how.files(str(path), beside_known) == [str(path), *map(str, beside)]
     assert how.files(str(beside[1]), beside_known) == [str(beside[1]), str(beside[0])], "no capture of its own"

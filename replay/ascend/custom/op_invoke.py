@@ -9,11 +9,10 @@ or property function looks at arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
-
-import msgspec
 
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.custom.registrations import op_name
@@ -29,7 +28,8 @@ LOOKUPS = frozenset(
 """Ops that read no more bytes of their first tensor than they return."""
 
 
-class ComputeOps(msgspec.Struct):
+@dataclass(slots=True)
+class ComputeOps:
     """Number of operations of one dtype; a multiply-add counts as two."""
 
     mma_ops: float = 0.0
@@ -38,10 +38,11 @@ class ComputeOps(msgspec.Struct):
     """Operations on the vector cores."""
 
 
-class PerformanceProperties(msgspec.Struct):
+@dataclass(slots=True)
+class PerformanceProperties:
     """The work of an op, from which the default estimator computes a time."""
 
-    compute_ops: dict[Any, ComputeOps] = msgspec.field(default_factory=dict[Any, ComputeOps])
+    compute_ops: dict[Any, ComputeOps] = field(default_factory=dict[Any, ComputeOps])
     """Operations by dtype; a key is a torch.dtype or its name."""
     memory_read_bytes: float = 0.0
     memory_write_bytes: float = 0.0
@@ -52,11 +53,12 @@ class PerformanceProperties(msgspec.Struct):
 class PerformanceModel:
     """Namespace for the result type of estimators."""
 
-    class Result(msgspec.Struct):
+    @dataclass(slots=True)
+    class Result:
         """A time estimate in seconds."""
 
         execution_time_s: float
-        statistics: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+        statistics: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class OpInvokeInfo:

@@ -50,6 +50,6 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
-"""Public name → the module that defines it, without the leading `opreplay.`."""
+"""Public name → the module that defines it, without the leading "opreplay."."""
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -81,7 +81,7 @@ class Registry:
                 raise UsageError(f"initializer {name!r}: {error}") from error
 
     def options_of(self, rule: CustomInit) -> Mapping[str, OptionValue]:
-        """Return the values of all options of an initializer: those that are set, and otherwise the defaults."""
+        """Return all options of an initializer with the values that the user set, or with their defaults."""
         return {**defaults(rule), **self._settings.get(rule.name, {})}
 
     def apply(self, rule: CustomInit, context: InitContext) -> InitReport:

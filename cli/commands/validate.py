@@ -109,7 +109,7 @@ def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
 
 
 def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None) -> Validation:
-    """Validate tables of calls. Each row is predicted for the SoC that it gives, otherwise for that of --soc."""
+    """Validate tables of calls. Each row is predicted for its own SoC, or for --soc if it names none."""
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
 

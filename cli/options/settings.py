@@ -171,7 +171,7 @@ class Command(click.Command):
             )
 
     def _begun(self, ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-        """Complete the name of a setting in a shell: return those that begin with `incomplete`."""
+        """Return the names of settings that begin with `incomplete`, for completion in a shell."""
         return [f"{name}=" for name in self.settings if name.startswith(incomplete)]
 
     @property

@@ -36,7 +36,7 @@ class CumulativeLengthsInit(CustomInit):
 def _estimated(
     context: InitContext, saved: torch.Tensor, output: torch.Tensor | None, keys: int, lengths: str
 ) -> InitReport:
-    """Fill output and logsumexp with values as large as those that result from N(0, 1) scores and values."""
+    """Fill `output` and logsumexp as if scores and values were drawn from N(0, 1)."""
     fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
     if output is not None and output.dtype.is_floating_point:
         fill.normal(output, context.generator, std=keys**-0.5)

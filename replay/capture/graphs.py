@@ -1,6 +1,6 @@
 """Captures graphs instead of running calls.
 
-The graphs are the one of torch.export, or those that torch.compile passes to its backend. Each node is recorded as one
+torch.export makes one graph; torch.compile passes one or several to its backend. Each node is recorded as one
 op, even if torch would compose this op of others.
 """
 

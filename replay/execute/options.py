@@ -188,7 +188,7 @@ def _choices() -> dict[str, tuple[str | None, ...]]:
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """Everything that a worker needs before its first op."""
 
-    options: RunOptions = RunOptions()
+    options: RunOptions = msgspec.field(default_factory=RunOptions)
     """Options of the run, with this worker's device."""
     memory_bytes: int
     """Memory limit per op in bytes; see `RunOptions.max_op_bytes`."""

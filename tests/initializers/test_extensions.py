@@ -102,7 +102,7 @@ class Mine({base}):
 
     def run(value: int, at: str, name: str = "__main__") -> None:
         names = {"__name__": name, "CustomInit": CustomInit, "register_initializer": register_initializer}
-        exec(compile(cell.format(base=base, more=more, value=value), at, "exec"), names)  # noqa: S102
+        exec(compile(cell.format(base=base, more=more, value=value), at, "exec"), names)  # noqa: S102 - as a notebook runs it
 
     for value, at in ((1, "<cell 1>"), (2, "<cell 2>"), (2, "<cell 2>")):
         run(value, at)

@@ -169,9 +169,9 @@ def _measurement(
 def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
     """Return the predicted time of an isolated call if its kernels behaved as in a network.
 
-    Only the cache state at the start is that of an isolated call. Isolated calls are normally predicted with other
-    constants and with other users' measurements of isolated calls. Comparing a measured call with this time instead
-    shows how the same call behaves in a network.
+    The call is predicted as in a network, except that the caches start as for an isolated call. An isolated call is
+    normally predicted with other constants and with other users' measurements of isolated calls. The time returned here
+    shows, beside a measured call, how the same call behaves in a network.
     """
     kernels = lower(op, contents).kernels
     state = "warm" if l2 == "warm" else "cold"

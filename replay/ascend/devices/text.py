@@ -174,7 +174,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
 
 
 def _pipes(device: DeviceProfile) -> dict[str, Quantity]:
-    """Return what differs between the memories and paths of a device's core and those that all devices share."""
+    """Return the constants of a core's memories and paths in which a device differs from the shared ones."""
     shared = shared_pipes()
     out: dict[str, Quantity] = {}
     for name, usual in shared.pipes.items():

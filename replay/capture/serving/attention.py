@@ -59,7 +59,7 @@ def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
 
 
 class _Masking(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments with which a kernel is told which keys each query attends to."""
+    """Arguments of an attention kernel that define its mask: the keys that each query attends to."""
 
     arguments: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     kernels: Sequence[Kernel] = ()

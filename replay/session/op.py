@@ -13,8 +13,10 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.job.events import Predicted
+from opreplay.replay.job.job import Job
 from opreplay.replay.job.planned import planned_results
-from opreplay.replay.job.predicting import OpPredictor, raise_errors
+from opreplay.replay.job.predicting import raise_errors
+from opreplay.replay.job.settings import Settings
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import L2State, Simulated
 from opreplay.replay.session.display import Shown
@@ -111,9 +113,8 @@ class Op(Shown):
         `soc` is a name or a device file. `l2` is the cache state of the op's arguments; the default is "cold", as in
         `measure`. Raises NotReplayable if no time can be predicted.
         """
-        from opreplay.replay.ops.work.expected import expected_contents
-
-        predicted = raise_errors(OpPredictor(devices=devices_of(soc), contents=expected_contents(), l2=l2))(self.ir)
+        job = Job(self._plan, settings=Settings(l2=l2), devices=devices_of(soc))
+        predicted = raise_errors(job.predict_op)(self.ir)
         if not predicted.simulated:
             raise NotReplayable(
                 self.reason or Reason("metadata missing", "there are no arguments from which to predict a time")

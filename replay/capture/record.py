@@ -17,10 +17,10 @@ from opreplay.replay.capture.calls.arguments import metas_of
 from opreplay.replay.capture.calls.fakes import Fakes
 from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.recorder import Look, Recorder
-from opreplay.replay.capture.calls.storages import PHASES, Storages, inner_tensors
+from opreplay.replay.capture.calls.storages import Storages, inner_tensors
 from opreplay.replay.capture.failures import explained
 from opreplay.replay.capture.step import Step, named_tensors
-from opreplay.replay.ir.captured import Capture, CapturedOutput, LikeDevice, StepPhase, Via
+from opreplay.replay.ir.captured import PHASES, Capture, CapturedOutput, LikeDevice, StepPhase, Via
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.plan.passes import by_recorded_time

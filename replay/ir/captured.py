@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -30,6 +31,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 StepPhase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation"]
 """What a storage holds. A "constant" is owned by neither a module nor the caller; an "activation" was created by a
 call.
@@ -56,6 +58,28 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     by_kind: dict[Kind, int]
     """Bytes by kind; the sum is `peak_bytes`."""
+
+
+def peaks_of(changes: Iterable[tuple[int, Kind, int]], phases: Sequence[StepPhase]) -> tuple[PhasePeak, ...]:
+    """Return the peak memory in each phase of a step.
+
+    `changes` holds one (index of the call, kind, bytes allocated or freed) for each change of a storage. `phases` holds
+    the phase of each call.
+    """
+    alive, at = 0, 0
+    by_kind: dict[Kind, int] = {}
+    best: dict[StepPhase, PhasePeak] = {}
+    ordered = sorted(changes, key=lambda change: change[0])
+    for call, phase in enumerate(phases):
+        while at < len(ordered) and ordered[at][0] <= call:
+            _, kind, delta = ordered[at]
+            at += 1
+            by_kind[kind] = by_kind.get(kind, 0) + delta
+            alive += delta
+        if phase not in best or alive > best[phase].peak_bytes:
+            kinds: dict[Kind, int] = {kind: size for kind, size in by_kind.items() if size}
+            best[phase] = PhasePeak(phase=phase, peak_bytes=alive, by_kind=kinds)
+    return tuple(best[phase] for phase in PHASES if phase in best)
 
 
 class CapturedOutput(msgspec.Struct, frozen=True, kw_only=True):

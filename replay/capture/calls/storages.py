@@ -15,10 +15,9 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from opreplay.replay.capture.calls.patching import replaced
-from opreplay.replay.ir.captured import CapturedStorage, Kind, PhasePeak, StepPhase
+from opreplay.replay.ir.captured import CapturedStorage, Kind, PhasePeak, StepPhase, peaks_of
 
 _functorch: Any = import_module("torch._C")._functorch
-PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 
 
 def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -125,22 +124,11 @@ class Storages:
 
     def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
         """Return the peak memory in each phase of the step, by kind of data. `phases` holds the phase of each call."""
-        alive, at = 0, 0
-        by_kind: dict[Kind, int] = {}
-        best: dict[StepPhase, PhasePeak] = {}
-        events = sorted(self._events, key=lambda event: event[0])
-        for call, phase in enumerate(phases):
-            while at < len(events) and events[at][0] <= call:
-                _, number, delta = events[at]
-                at += 1
-                entry = self._all[number]
-                kind: Kind = entry.kind or ("constant" if entry.outside else "activation")
-                by_kind[kind] = by_kind.get(kind, 0) + delta
-                alive += delta
-            if phase not in best or alive > best[phase].peak_bytes:
-                kinds: dict[Kind, int] = {kind: size for kind, size in by_kind.items() if size}
-                best[phase] = PhasePeak(phase=phase, peak_bytes=alive, by_kind=kinds)
-        return tuple(best[phase] for phase in PHASES if phase in best)
+        return peaks_of(((call, self._kind(number), delta) for call, number, delta in self._events), phases)
+
+    def _kind(self, number: int) -> Kind:
+        entry = self._all[number]
+        return entry.kind or ("constant" if entry.outside else "activation")
 
     @contextmanager
     def watching_resizes(self) -> Iterator[None]:

@@ -12,13 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import accumulate
 from math import prod
 from typing import Any
 
 import msgspec
 
-from opreplay.replay.ir.captured import Capture, PhasePeak
+from opreplay.replay.ir.captured import Capture, Kind, PhasePeak, StepPhase, peaks_of
 from opreplay.replay.ir.model import NOT_RECORDED, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import itemsize, tensors_of
 from opreplay.replay.plan.passes import by_recorded_time
@@ -366,11 +365,13 @@ def _created_peak(plan: ReplayPlan) -> int:
         if op.name in CACHE_WRITES:
             written = [arg.mutated for arg in op.args for _ in arg.tensors]
             kept |= {sequence.places[memory][0] for memory, is_cache in zip(taken, written, strict=False) if is_cache}
-    change = Counter[int]()
+    changes: list[tuple[int, Kind, int]] = []
     for storage, bytes_ in size.items():
-        change[created[storage]] += bytes_
-        change[len(sequence.calls) if storage in kept else used[storage] + 1] -= bytes_
-    return max(accumulate(change[place] for place in range(len(sequence.calls))), default=0)
+        changes.append((created[storage], "activation", bytes_))
+        if storage not in kept:
+            changes.append((used[storage] + 1, "activation", -bytes_))
+    phases: list[StepPhase] = ["forward"] * len(sequence.calls)
+    return max((peak.peak_bytes for peak in peaks_of(changes, phases)), default=0)
 
 
 def _after_fusion(peaks: tuple[PhasePeak, ...], before: int, after: int) -> tuple[PhasePeak, ...]:

@@ -105,7 +105,9 @@ def capture_target(target: Target, options: CaptureOptions = DEFAULTS) -> Replay
     plan = capture_made(target.make, source=target.source, options=options, notes=target.notes)
     if not target.of_config or plan.capture is None:
         return plan
-    return msgspec.structs.replace(plan, capture=msgspec.structs.replace(plan.capture, fused=False))
+    return msgspec.structs.replace(
+        plan, capture=msgspec.structs.replace(plan.capture, fused=False, stages=target.stages)
+    )
 
 
 def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, device: LikeDevice = "cpu") -> Check:

@@ -23,7 +23,6 @@ from opreplay.replay.capture.config_file import config_fields, config_file, tran
 from opreplay.replay.capture.experts import spread_experts
 from opreplay.replay.capture.failures import is_of_fakes
 from opreplay.replay.capture.parallel import Stage, split_model
-from opreplay.replay.capture.serving.fused import UNFUSED
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import OpReplayError, UsageError
 
@@ -89,15 +88,9 @@ def has_context(path_text: str) -> bool:
     return takes_tokens(class_of(config), config)
 
 
-ONE_STAGE = (
-    "the plan contains one micro-batch in one of {} stages; the other stages wait for it or run other micro-batches"
-)
-"""Note on a plan of one pipeline stage. The placeholder is for the number of stages."""
-
-
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """Return notes on details of transformers' code that affect times."""
-    notes = [UNFUSED]
+    notes: list[str] = []
     config = config_of(config_file(path_text))
     if getattr(config, "is_encoder_decoder", False) and takes_tokens(class_of(config), config):
         notes.append(f"the encoder and the decoder each take {shape.context:,} tokens per sequence")
@@ -107,8 +100,6 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
         notes.append(
             f"the quantization in the config ({method}) is ignored: without --weights, all weights are {shape.dtype}"
         )
-    if shape.pipeline_parallel > 1:
-        notes.append(ONE_STAGE.format(shape.pipeline_parallel))
     if shape.phase == "train" and shape.ranks > 1:
         notes.append("gradients of parameters that the ranks share are not exchanged")
     return tuple(notes)

@@ -28,6 +28,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Readable name of the target."""
     world_size: int | None = None
     """Number of ranks that the target requires; None if the user may choose it."""
+    stages: int = 1
+    """Number of pipeline stages of the model; a capture has one of them."""
     notes: tuple[str, ...] = ()
     via: Via | None = None
     """The only method by which the target can be captured; None if the user may choose it."""
@@ -83,6 +85,7 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
         make=maker(path, wanted),
         source=f"{Path(path).name} ({form})",
         world_size=wanted.ranks if wanted.ranks > 1 else None,
+        stages=wanted.pipeline_parallel,
         notes=(*notes_of(path, wanted), *((NOTE,) if wanted.expert_parallel > 1 else ())),
         of_config=True,
     )

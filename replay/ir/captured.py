@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -109,7 +110,13 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     storages: tuple[CapturedStorage, ...] = ()
     outputs: tuple[CapturedOutput, ...] = ()
     notes: tuple[str, ...] = ()
-    """Assumptions, as readable text."""
+    """Assumptions, as readable text, without those that `step_notes` derives from other fields."""
+    stages: int = 1
+    """Number of pipeline stages of the model; the plan has one of them."""
+    kernels: dict[str, int] = {}
+    """Fused kernel → number of its calls."""
+    quantized: dict[str, int] = {}
+    """Kind of quantized weights → number of matrix products with such weights."""
     fused: bool | None = None
     """Whether fused kernels of servers replace calls of the step. None for a step of the user's own code whose calls
     were not replaced; False only for a model that a library built.
@@ -118,9 +125,48 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     """Parts that are not fused in a step with fused kernels: attention, experts, norms, cache writes."""
 
     @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Return all assumptions, as readable text."""
+        return step_notes((self,))
+
+    @property
     def peak_bytes(self) -> int:
         """Return the maximum number of bytes in storages at any time of the step."""
         return max((peak.peak_bytes for peak in self.peaks), default=0)
+
+
+UNFUSED = (
+    "not fused: attention, experts, norms and cache writes are the PyTorch calls of transformers, which "
+    "take longer than the fused kernels of a server (--fused ascend)"
+)
+_ONE_STAGE = (
+    "the plan contains one micro-batch in one of {} stages; the other stages wait for it or run other micro-batches"
+)
+_ALL_STAGES = (
+    "a micro-batch passes through all pipeline stages (all captured); tokens/s assume as many micro-batches as stages, "
+    "and memory is that of the stage that needs most"
+)
+
+
+def step_notes(captured: Sequence[Capture]) -> tuple[str, ...]:
+    """Return the assumptions of a step, as readable text. `captured` has one or all of its pipeline stages."""
+    stages = captured[0].stages
+    kernels, quantized = Counter[str](), Counter[str]()
+    for capture in captured:
+        kernels.update(capture.kernels)
+        quantized.update(capture.quantized)
+    notes = [UNFUSED] if all(capture.fused is False for capture in captured) else []
+    if stages > 1:
+        notes.append(_ONE_STAGE.format(stages) if len(captured) == 1 else _ALL_STAGES)
+    notes += [note for capture in captured for note in capture.notes]
+    if kernels:
+        names = ", ".join(f"{count} {name}" for name, count in kernels.most_common())
+        notes.append(f"calls are fused as on Ascend servers: {names}. Peak memory is estimated after fusion")
+    notes += [
+        f"{count} matrix products have {weights} weights; embeddings, head and routers keep their dtype"
+        for weights, count in quantized.items()
+    ]
+    return tuple(dict.fromkeys(notes))
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,10 +20,10 @@ from opreplay.replay.ascend.simulate.devices import ranks_without_dies
 from opreplay.replay.ascend.simulate.step import Step, inversions
 from opreplay.replay.capture.capture import DEFAULTS, capture_target
 from opreplay.replay.capture.config_file import PREFIX
-from opreplay.replay.capture.from_config import ONE_STAGE, Shape, has_context
+from opreplay.replay.capture.from_config import Shape, has_context
 from opreplay.replay.capture.sizes import check_sizes
 from opreplay.replay.capture.target import target_of
-from opreplay.replay.ir.captured import CaptureOptions
+from opreplay.replay.ir.captured import CaptureOptions, step_notes
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
@@ -65,9 +65,13 @@ def vary_config(
     Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
+    wanted = {_name(chosen): {**shape, **chosen} for chosen in _combined(sizes)}
+    first = Shape(**next(iter(wanted.values())))
+    path = target.removeprefix(PREFIX)
+    is_sized = first.phase == "prefill" and not has_context(path)
 
     def captured(fields: dict[str, Any]) -> list[ReplayPlan]:
-        ranks = _ranks_of_stages(Shape(**fields), options.rank)
+        ranks = _ranks_of_stages(Shape(**fields), options.rank)[: 1 if is_sized else None]
         return [
             form(capture_target(target_of(target, fields), msgspec.structs.replace(options, rank=rank)))
             for rank in ranks
@@ -83,10 +87,7 @@ def vary_config(
             replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
 
-    wanted = {_name(chosen): {**shape, **chosen} for chosen in _combined(sizes)}
-    first = Shape(**next(iter(wanted.values())))
-    path = target.removeprefix(PREFIX)
-    if first.phase == "prefill" and not has_context(path):
+    if is_sized:
 
         def sized_rows(fields: dict[str, Any], stages: Stages) -> list[SizedStep]:
             return sized(*stages[0], {name: fields[name] for name in sizes})
@@ -95,8 +96,6 @@ def vary_config(
         ways = [first.phase, first.dtype, *([f"weights {weights}"] if weights else [])]
         return SizedSteps(source=f"{Path(path).name} ({', '.join(ways)})", rows=tuple(rows), notes=notes)
     rows, notes = _rows(wanted, captured, rows_of, devices, tell)
-    one_stage = ONE_STAGE.format(first.pipeline_parallel)
-    notes = tuple(_ALL_STAGES if note == one_stage else note for note in notes)
     return ServedSteps(
         model=Path(path).name,
         phase=first.phase,
@@ -174,8 +173,8 @@ def _rows(
         except OpReplayError as error:
             refused[name] = error
             continue
-        for capture in (plan.capture for plan in plans if plan.capture is not None):
-            notes.update(dict.fromkeys(capture.notes))
+        captures = [plan.capture for plan in plans if plan.capture is not None]
+        notes.update(dict.fromkeys(step_notes(captures) if captures else ()))
         for small in (ranks_without_dies(plan.ops, devices) for plan in plans):
             notes.update({small: None} if small is not None else {})
         stages = [(plan, _predicted(plan, devices)) for plan in plans]
@@ -186,12 +185,6 @@ def _rows(
         raise next(iter(refused.values()))
     without = (f"not predicted: {name}, because {error.problem}" for name, error in refused.items())
     return rows, (*without, *notes, *inverted.values())
-
-
-_ALL_STAGES = (
-    "a micro-batch passes through all pipeline stages (all captured); tokens/s assume as many micro-batches as stages, "
-    "and memory is that of the stage that needs most"
-)
 
 
 def _ranks_of_stages(shape: Shape, rank: int) -> list[int]:

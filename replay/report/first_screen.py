@@ -57,7 +57,7 @@ def capture_lines(plan: ReplayPlan) -> list[str]:
     """Return the limitations that the capture noted for a captured plan; [] for other plans."""
     if plan.capture is None:
         return []
-    notes = (*plan.capture.notes, "predictions are for kernels only, without host launch time")
+    notes = (*plan.capture.all_notes, "predictions are for kernels only, without host launch time")
     return [f"captured: {safe(note)}" for note in notes]
 
 

@@ -204,7 +204,7 @@ def captured_timeline(
             *_notes(missing, len(called), first),
             *(f"{step.device}: {text}" for step in steps if (text := measured_text(step.measured))),
             *(AS_LONG_AS_LONGEST,) * any(text.strip().startswith("fuse ") for text in what_if),
-            *(() if plan.capture is None else plan.capture.notes),
+            *(() if plan.capture is None else plan.capture.all_notes),
         ),
     )
 

@@ -191,7 +191,12 @@ def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp
         shown = console("timeline", plan, "--soc", "910c", "--format", "json").stdout
         steps_us.append(json.loads(shown)["socs"]["910c"]["step_us"])
     varied = ("--pipeline-parallel", "2", "--vary", "batch=1", "--soc", "910c", "--format", "json")
-    (row,) = json.loads(console("capture", target, *options, *varied).stdout)["rows"]
+    found = json.loads(console("capture", target, *options, *varied).stdout)
+    (row,) = found["rows"]
+    assert any("all pipeline stages (all captured)" in note for note in found["notes"])
+    assert not any("in one of 2 stages" in note for note in found["notes"])
+    (fused,) = (note for note in found["notes"] if note.startswith("calls are fused"))
+    assert "2 npu::npu_swiglu" in fused, "those of all stages"
     assert row["token_ms"] == pytest.approx(sum(steps_us) / 1e3 + row["server_ms"])
     assert row["tokens_per_s"] == pytest.approx(2e3 / row["token_ms"])
 

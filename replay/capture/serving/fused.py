@@ -29,12 +29,6 @@ from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
-UNFUSED = (
-    "not fused: attention, experts, norms and cache writes are the PyTorch calls of transformers, which "
-    "take longer than the fused kernels of a server (--fused ascend)"
-)
-"""Note for plans without fused kernels."""
-
 CACHE_WRITES = frozenset({"aten::index_copy_", "npu::_npu_reshape_and_cache"})
 """Calls that write to a cache."""
 
@@ -325,18 +319,15 @@ def _tensors(value: Any) -> list[Any]:
 def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     """Return the plan with fused kernels in place of the calls that they replace.
 
-    A note in the plan lists the fusions. Raises UsageError for a plan that does not have all calls of its step.
+    Raises UsageError for a plan that does not have all calls of its step.
     """
     before = _created_peak(plan)
     plan, counts = rewritten(plan, matchers)
     capture = plan.capture
     if not counts or capture is None:
         return plan
-    names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    note = f"calls are fused as on Ascend servers: {names}. Peak memory is estimated after fusion"
-    notes = (*(each for each in capture.notes if each != UNFUSED), note)
     peaks = _after_fusion(capture.peaks, before, _created_peak(plan))
-    capture = msgspec.structs.replace(capture, notes=notes, fused=True, peaks=peaks)
+    capture = msgspec.structs.replace(capture, kernels=dict(counts), fused=True, peaks=peaks)
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 
 

@@ -61,8 +61,7 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
         for peak in capture.peaks
     )
     products = sum(count for name, count in counts.items() if "matmul" in name)
-    note = f"{products} matrix products have {weights} weights; embeddings, head and routers keep their dtype"
-    capture = msgspec.structs.replace(capture, peaks=peaks, notes=(*capture.notes, note))
+    capture = msgspec.structs.replace(capture, peaks=peaks, quantized={weights: products})
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 
 

@@ -50,7 +50,7 @@ def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:
         "collectives": sum(op.count for op in plan.ops if op.ranks is not None),
         "graphs": capture.graphs,
         "graph_breaks": capture.graph_breaks,
-        "notes": capture.notes,
+        "notes": capture.all_notes,
         "flops": capture.flops,
         "peak_bytes": capture.peak_bytes,
         "peaks": capture.peaks,
@@ -103,7 +103,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
             )
         )
     notes = [f"names of one shared parameter: {', '.join(names)}" for names in shared_parameters(capture)[:SHOWN]]
-    notes += [f"assumed: {note}" for note in capture.notes]
+    notes += [f"assumed: {note}" for note in capture.all_notes]
     notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in _refused(plan)[:SHOWN]]
     notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]
     notes.append("FLOPs: only matrix products, convolutions and attention (all pairs, including masked ones)")

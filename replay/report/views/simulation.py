@@ -151,7 +151,7 @@ def facts(
         "device": plan.device,
         "losses": plan.losses,
         "unmatched": plan.unmatched,
-        "capture_notes": [] if plan.capture is None else list(plan.capture.notes),
+        "capture_notes": [] if plan.capture is None else list(plan.capture.all_notes),
         "ops": len(plan.ops),
         "simulated_ops": coverage.ops,
         "covered_share": coverage.predicted,

@@ -26,7 +26,7 @@ from opreplay.cli.terminal.signals import Interrupts
 if TYPE_CHECKING:
     from opreplay.cli.settings import Settings
 
-COLLECT_AFTER = 50_000
+COLLECT_AFTER = 150_000
 """New objects after which Python looks for cycles. With its default of 700 to 2,000, it goes through the
 objects of all imported modules again and again, for 5 % of the time of a short command.
 """

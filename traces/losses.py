@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Integers
 from opreplay.traces.dtypes import unknown_types
 from opreplay.traces.model import OpSignature
 from opreplay.traces.names import printable
@@ -48,9 +48,7 @@ def loss_text(losses: Mapping[str, int], shown: str) -> str:
     return "; ".join(filter(None, (lost, copies_text(losses))))
 
 
-def unknown_type_losses(
-    signatures: Sequence[OpSignature], signature: npt.NDArray[np.integer] | Sequence[int]
-) -> Counter[str]:
+def unknown_type_losses(signatures: Sequence[OpSignature], signature: Integers | Sequence[int]) -> Counter[str]:
     """Count calls with unknown argument types, by type name; `signature` is the signature index of each call."""
     unknown = [(index, names) for index, each in enumerate(signatures) if (names := unknown_types_of(each))]
     if not unknown:

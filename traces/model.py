@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity.model import Activity, ListedCollective, no_rows
+from opreplay.traces.arrays import ArrayOf, Bools, Integers, Ints
 
 Dims = tuple["int | Dims", ...]
 """The shape or the strides of an argument; for a TensorList, a tuple with the shape or the strides of each tensor."""
@@ -98,9 +98,9 @@ class TensorMemories(msgspec.Struct, frozen=True, kw_only=True):
     Tensors that begin at different offsets of one storage have different numbers.
     """
 
-    ids: npt.NDArray[np.int64]
+    ids: Ints
     """Memory numbers of all calls in order: the arguments of each call, then its results, with lists flattened."""
-    bounds: npt.NDArray[np.int64]
+    bounds: Ints
     """Boundaries of the parts of `ids`, two parts for each row. Row r has the arguments `ids[bounds[2r]:bounds[2r +
     1]]` and the results `ids[bounds[2r + 1]:bounds[2r + 2]]`.
     """
@@ -110,7 +110,7 @@ class TensorMemories(msgspec.Struct, frozen=True, kw_only=True):
         begin, middle, end = self.bounds[2 * row : 2 * row + 3].tolist()
         return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
 
-    def of_calls(self, rows: npt.NDArray[np.int64]) -> TensorMemories:
+    def of_calls(self, rows: Ints) -> TensorMemories:
         """Return a new table that has one row for each entry of `rows`.
 
         An entry is the row of a call in the present table, or -1 for an unknown call.
@@ -126,25 +126,25 @@ class TensorMemories(msgspec.Struct, frozen=True, kw_only=True):
 class OpTable(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded CPU-side ops, one row per call, in file order."""
 
-    signature: npt.NDArray[np.uint32]
+    signature: ArrayOf[np.uint32]
     """Index into `Trace.signatures`."""
-    start_ns: npt.NDArray[np.int64]
-    dur_ns: npt.NDArray[np.integer]
-    track: npt.NDArray[np.integer]
+    start_ns: Ints
+    dur_ns: Integers
+    track: Integers
     """Index into `Trace.tracks` (process, thread)."""
-    parent: npt.NDArray[np.int64] | None = None
+    parent: Ints | None = None
     """Row of the innermost op that encloses each op, or -1. None if the file does not record it; it is then derived
     from the ops' intervals.
     """
-    record_function_id: npt.NDArray[np.int64] | None = None
+    record_function_id: Ints | None = None
     """torch's id of the call, equal in a Kineto trace and an ExecutionTrace of one run; -1 if unknown."""
-    sequence: npt.NDArray[np.int64] | None = None
+    sequence: Ints | None = None
     """Autograd sequence number of the node that each call recorded or belongs to; -1 if there is none. The number is
     equal in the forward and the backward pass.
     """
-    gradients: npt.NDArray[np.bool_] | None = None
+    gradients: Bools | None = None
     """Whether autograd recorded the call: gradients were on, and an input required them. None if not requested."""
-    gradients_assumed: npt.NDArray[np.bool_] | None = None
+    gradients_assumed: Bools | None = None
     """Whether it is unknown if autograd recorded the call; `gradients` is then False. None if not requested."""
     memories: TensorMemories | None = None
     """Memories of the tensors; recorded only by an ExecutionTrace."""
@@ -156,17 +156,17 @@ class OpTable(msgspec.Struct, frozen=True, kw_only=True):
 class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
     """Work on the device (kernels, memory copies and sets), one row per launch, in file order."""
 
-    name: npt.NDArray[np.uint32]
+    name: ArrayOf[np.uint32]
     """Index into `Trace.kernel_names`."""
-    category: npt.NDArray[np.uint8]
+    category: ArrayOf[np.uint8]
     """Index into `KERNEL_CATEGORIES`."""
-    start_ns: npt.NDArray[np.int64]
-    dur_ns: npt.NDArray[np.integer]
-    device: npt.NDArray[np.int32]
-    stream: npt.NDArray[np.int32]
-    owner: npt.NDArray[np.int64]
+    start_ns: Ints
+    dur_ns: Integers
+    device: ArrayOf[np.int32]
+    stream: ArrayOf[np.int32]
+    owner: Ints
     """Row in `Trace.ops` of the op that owns this device time, or -1."""
-    grid: npt.NDArray[np.int64] | None = None
+    grid: Ints | None = None
     """Launch grid packed by `reading.grids`; -1 if the file does not give it. None if not requested."""
 
     @classmethod
@@ -188,13 +188,13 @@ class GraphLaunches(msgspec.Struct, frozen=True, kw_only=True):
     Each launch runs several kernels whose ops are not in the file.
     """
 
-    start_ns: npt.NDArray[np.int64]
+    start_ns: Ints
     """Start of the call that launched each graph."""
-    track: npt.NDArray[np.integer]
+    track: Integers
     """Index into `Trace.tracks`."""
-    kernels: npt.NDArray[np.int64]
+    kernels: Ints
     """Rows of the kernels of all launches, launch after launch; those of one launch are sorted by start."""
-    bounds: npt.NDArray[np.int64]
+    bounds: Ints
     """Launch i ran `kernels[bounds[i]:bounds[i + 1]]`."""
 
     def __len__(self) -> int:
@@ -205,14 +205,14 @@ class RuntimeCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Named calls into the runtime or driver, in file order; they are read only on request."""
 
     names: tuple[str, ...]
-    name: npt.NDArray[np.int64]
+    name: Ints
     """Index into `names`."""
-    kernel: npt.NDArray[np.int64]
+    kernel: Ints
     """Index into `Trace.kernel_names` of the kernel that the call launches; -1 if not recorded (CUDA)."""
-    grid: npt.NDArray[np.int64]
+    grid: Ints
     """Launch grid of the kernel, packed by `reading.grids`; -1 if the call does not record it."""
-    start_ns: npt.NDArray[np.int64]
-    track: npt.NDArray[np.integer]
+    start_ns: Ints
+    track: Integers
 
 
 class Annotation(msgspec.Struct, frozen=True, kw_only=True):
@@ -492,9 +492,9 @@ class KernelDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a kernel table, assigned to the rows of `Trace.kernels` that they describe."""
 
     kinds: tuple[KernelKind, ...]
-    kind: npt.NDArray[np.int32]
+    kind: ArrayOf[np.int32]
     """Index into `kinds` for each row of `Trace.kernels`; -1 if the table has no row for it."""
-    wait_ns: npt.NDArray[np.int64]
+    wait_ns: Ints
     """Time in ns that the task waited for the preceding task; -1 if unknown."""
 
 

@@ -22,11 +22,12 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
+from opreplay.traces.arrays import Array, distinct
 from opreplay.traces.errors import TraceError
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector, Tracks
-from opreplay.traces.reading.columns import EXACT_LIMIT_US, INVALID, Array, to_ids, to_ns
+from opreplay.traces.reading.columns import EXACT_LIMIT_US, INVALID, to_ids, to_ns
 from opreplay.traces.reading.decoding import NOT_JSON, EventDecoder, decoded_args
 from opreplay.traces.reading.native.blocks import CompiledPlaces
 from opreplay.traces.reading.opening import OPENING_BYTES
@@ -464,7 +465,7 @@ def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = 
         names = ", ".join(sorted({s.name for s in trace.signatures})[:8])
         raise TraceError(f"no op of {path} matches {', '.join(patterns)}", hint=f"Its ops include: {names}.")
     out: dict[Any, tuple[Span, ...]] = {}
-    for track in np.unique(trace.ops.track[rows]).tolist():
+    for track in distinct(trace.ops.track[rows]).tolist():
         here = rows[trace.ops.track[rows] == track]
         here = here[np.argsort(trace.ops.start_ns[here], kind="stable")]
         starts = trace.ops.start_ns[here]

@@ -44,10 +44,19 @@ class _Bar:
         self._task: Any = None
         self._next_line = 0.0
         self._bar_from = monotonic() + self.bar_after_s
+        self._asked = False
+        """Whether it is known if stderr is a terminal, and so whether there is a bar."""
 
     def __enter__(self) -> Any:
+        if not self.bar_after_s:
+            self._start_bar()
+        return self
+
+    def _start_bar(self) -> None:
+        """Show the bar if stderr is a terminal. Most commands end before that, so the imports are here."""
         from rich.progress import BarColumn, Progress, TextColumn
 
+        self._asked = True
         console = make_console(stderr=True)
         if console.is_terminal and not console.is_dumb_terminal:
             columns = (
@@ -57,7 +66,6 @@ class _Bar:
             )
             self._bar = Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=None, what="", state="")
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -67,10 +75,11 @@ class _Bar:
 
     def _tell(self, done: int, total: int | None, what: str, state: str) -> None:
         """Advance the bar, or print a line if one is due."""
+        if not self._asked and monotonic() >= self._bar_from:
+            self._start_bar()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, what=what, state=state)
-            if monotonic() >= self._bar_from:
-                self._bar.start()
+            self._bar.start()
         elif monotonic() >= self._next_line:
             self._next_line = monotonic() + EVERY_S
             narrate("  ".join(part for part in (what, state) if part))

@@ -7,12 +7,12 @@ from hashlib import blake2b
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.draws.argument_names import CACHES, LISTS, page_size
 from opreplay.initializers.draws.sequences import Batch
+from opreplay.traces.arrays import Ints
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tens
     return torch.from_numpy(moved[place // pool.page] + place)  # pyright: ignore[reportUnknownMemberType]
 
 
-def consecutive(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def consecutive(starts: Ints, counts: Ints) -> Ints:
     """Return int64 [sum of counts]: for each i, counts[i] consecutive numbers from starts[i]."""
     before = counts.cumsum() - counts
     return np.arange(int(counts.sum())) + np.repeat(starts - before, counts)

@@ -11,11 +11,11 @@ from shlex import quote
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan.selection import OpFilter
+from opreplay.traces.arrays import Bools, Ints, distinct
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
@@ -26,7 +26,7 @@ from opreplay.traces.names import plural
 Select = Literal["owner", "leaf", "top", "all"]
 SELECTIONS: tuple[Select, ...] = ("owner", "leaf", "top", "all")
 
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 
 
 def keeps_name(filters: OpFilter, name: str) -> bool:
@@ -189,7 +189,7 @@ def selected_rows(trace: Trace, select: str) -> Rows:
     if select == "all":
         return np.arange(count, dtype=np.int64)
     if select == "owner":
-        owners = np.unique(trace.kernels.owner[trace.kernels.owner >= 0]).astype(np.int64)
+        owners = distinct(trace.kernels.owner[trace.kernels.owner >= 0]).astype(np.int64)
         if len(owners):
             return owners
     parents = innermost_parent(trace.ops)
@@ -213,18 +213,18 @@ def outermost_us(trace: Trace) -> float:
     return float(trace.ops.dur_ns[innermost_parent(trace.ops) < 0].sum(dtype=np.int64)) / 1e3
 
 
-def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
+def opened_rows(trace: Trace, parents: Rows) -> Bools:
     """Return a mask of transparent rows: labels, and calls that autocast wraps. The rows inside them count instead."""
     return label_rows(trace) | autocast_wrappers(trace, parents)
 
 
-def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
+def label_rows(trace: Trace) -> Bools:
     """Return a mask of the rows of `trace.ops` that are labels, not ops."""
     is_label = np.array([_is_label(trace, i) for i in range(len(trace.signatures))], dtype=bool)
     return is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)
 
 
-def inside_ops(parents: Rows, opened: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def inside_ops(parents: Rows, opened: Bools) -> Bools:
     """Return a mask of rows nested, at any depth, in an op that is not transparent (`opened`, see `opened_rows`)."""
     return (parents >= 0) & among_or_inside(parents, ~opened)[parents] if len(parents) else ~opened
 

@@ -10,9 +10,9 @@ from functools import cached_property, reduce
 from math import gcd
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.resolve.guess.values import NOT_INSIDE, Relatives
+from opreplay.traces.arrays import Ints
 from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import OpSignature, Trace
 
@@ -41,7 +41,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 _NODE = re.compile(r"(\w+?)Backward\d*")
 
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 
 
 class RelativesIndex:

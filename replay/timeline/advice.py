@@ -20,23 +20,13 @@ from opreplay.replay.ir.step import StepReport
 from opreplay.replay.ops.recorded.sizes import CallWork, work_of
 from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change, remove_tasks
 from opreplay.replay.timeline.dispatch import copies_of, elementwise_runs, stretches_of
-from opreplay.replay.timeline.graph.model import (
-    COLLECTIVE,
-    HOST,
-    KERNEL,
-    LAUNCH,
-    NEVER,
-    SYNC,
-    Bools,
-    Floats,
-    Ints,
-    StepGraph,
-)
+from opreplay.replay.timeline.graph.model import COLLECTIVE, HOST, KERNEL, LAUNCH, NEVER, SYNC, StepGraph
 from opreplay.replay.timeline.graph.slowed import with_losses
 from opreplay.replay.timeline.host_functions import HostWork, host_work, without_work
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.places import Places
 from opreplay.replay.timeline.timeline import Study, gains_of
+from opreplay.traces.arrays import Bools, Floats, Ints, distinct
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
@@ -305,12 +295,12 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
         return
     first = elementwise_runs(names, graph)
     merged = (first >= 0) & (first != np.arange(len(first)))
-    kernels, runs = int(merged.sum()), len(np.unique(first[merged]))
+    kernels, runs = int(merged.sum()), len(distinct(first[merged]))
     sums = np.bincount(first[first >= 0], weights=graph.nodes.dur_us[first >= 0], minlength=len(first))
     worse = msgspec.structs.replace(
         edit, durations_us=np.where(edit.durations_us > 0.0, np.maximum(edit.durations_us, 0.0), 0.0)
     )
-    heads = np.unique(first[merged])
+    heads = distinct(first[merged])
     worse.durations_us[heads] = np.maximum(edit.durations_us[heads], 0.5 * sums[heads])
     yield _Candidate(
         kind="fusion",
@@ -441,14 +431,14 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
     owned = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & (nodes.kind != HOST))
     signature = trace.ops.signature[nodes.owner[owned]]
     found: list[_Calls] = []
-    indices: list[int] = np.unique(signature).tolist()
+    indices: list[int] = distinct(signature).tolist()
     for index in indices:
         mine = owned[signature == index]
         if (nodes.kind[mine] != KERNEL).any():
             continue  # a link bounds copies and collectives, no roof of the device
         recorded = trace.signatures[index]
         work = work_of(recorded)
-        kernels = {trace.kernel_names[int(name)] for name in np.unique(nodes.name[mine])}
+        kernels = {trace.kernel_names[int(name)] for name in distinct(nodes.name[mine])}
         in_tf32 = work.dtype == "float32" and any(map(is_tf32, kernels))
         kind = class_of_work(recorded.name, names.kernel(int(mine[0])))
         multiplies = may_multiply(kind, recorded.name)

@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ascend.simulate.coverage import measured_text
 from opreplay.replay.ascend.simulate.step import OpStep, Step
@@ -28,11 +27,11 @@ from opreplay.replay.timeline.changes import (
     refuse_combination,
     scalings,
 )
-from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.modules import DEEPEST, as_tree
 from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US, HOST_RATIO
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
+from opreplay.traces.arrays import Bools, Floats
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.sums import summed
 from opreplay.traces.times.kernel_classes import class_named, class_of_op
@@ -379,9 +378,7 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
     return as_tree(times, modules)
 
 
-def _scaled(
-    text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]
-) -> tuple[dict[str, _Calls], npt.NDArray[np.bool_]]:
+def _scaled(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> tuple[dict[str, _Calls], Bools]:
     """Return the calls with changed times for ops whose names match, and a mask of these calls. Raises TraceError."""
     if "=" not in text:
         raise TraceError(f"{text!r} is not a change of a captured step", hint=CHANGES)

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.step import IDLE_CAUSES
-from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Bools, Floats, StepGraph
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule
+from opreplay.traces.arrays import Bools, Floats
 
 
 class Categories(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,22 +15,11 @@ import numpy as np
 
 from opreplay.replay.ir.labels import is_label
 from opreplay.replay.timeline.dispatch import elementwise_runs, ops_of_tasks, stretches_of
-from opreplay.replay.timeline.graph.model import (
-    COLLECTIVE,
-    KERNEL,
-    LAUNCH,
-    NEVER,
-    NO_OP,
-    STREAM,
-    SYNC,
-    Bools,
-    Floats,
-    Ints,
-    StepGraph,
-)
+from opreplay.replay.timeline.graph.model import COLLECTIVE, KERNEL, LAUNCH, NEVER, NO_OP, STREAM, SYNC, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, step_length
 from opreplay.replay.timeline.graph.slowed import slowed_schedule
 from opreplay.replay.timeline.names import Names, matches_kernel, op_parents
+from opreplay.traces.arrays import Bools, Floats, Ints, distinct
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.parents import among_or_around, among_or_inside, outermost_of
 from opreplay.traces.times.breakdown import classes_of_launches, classes_on_host
@@ -312,7 +301,7 @@ def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -
     """Return the step's op, kernel and work class names that are most similar to a change's patterns."""
     rows = graph.slices.op[graph.slices.op >= 0]
     tasks = np.flatnonzero(graph.nodes.name >= 0).tolist()
-    there = {names.op(row) for row in np.unique(rows).tolist()}
+    there = {names.op(row) for row in distinct(rows).tolist()}
     there |= {names.task(node) for node in tasks} | {names.kernel(node) for node in tasks}
     plain = {name.rpartition("::")[2].lower()[:60]: name[:60] for name in sorted(there)}
     plain |= {name: name for name in _classes(names, graph)}
@@ -392,7 +381,7 @@ def _classes(names: Names, graph: StepGraph) -> list[str]:
     if not len(index):
         classes, of_op = classes_on_host(names.trace)
         index = of_op[graph.slices.op[graph.slices.op >= 0]]
-    there: list[int] = np.unique(index).tolist()
+    there: list[int] = distinct(index).tolist()
     return [classes[place].lower() for place in there]
 
 
@@ -559,7 +548,7 @@ def _fuse_elementwise(names: Names, out: Edited) -> None:
     tasks[merged] = True
     remove_tasks(names, out, tasks, waits=False)
     out.notes.append(
-        f"{len(np.unique(first[merged])):,} groups of consecutive elementwise kernels become one kernel each, as "
+        f"{len(distinct(first[merged])):,} groups of consecutive elementwise kernels become one kernel each, as "
         "long as its longest part, with the host time of one op; the trace does not record which of them depend on "
         "each other"
     )
@@ -633,7 +622,7 @@ def _captured(names: Names, out: Edited) -> None:
     launches = np.flatnonzero(edges.kind == LAUNCH)
     if not len(launches):
         return
-    sources = np.unique(edges.source[launches])
+    sources = distinct(edges.source[launches])
     stretches = stretches_of(names.trace, graph)
     host = stretches.of_node >= 0
     kept = host.copy()
@@ -711,7 +700,7 @@ def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> t
     spent = np.bincount(top, weights=slices.dur_us[inside], minlength=len(us_by_row))
     scaled = slices.dur_us.copy()
     scaled[inside] *= us_by_row[top] / np.maximum(spent[top], 1e-9)
-    return scaled, len(np.unique(top))
+    return scaled, len(distinct(top))
 
 
 def _covered(names: Names, marked: Bools) -> Bools:

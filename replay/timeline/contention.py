@@ -15,8 +15,9 @@ from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.cost.vector import CORE_LOAD
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.timeline.graph.model import COLLECTIVE, Bools, Floats, StepGraph
+from opreplay.replay.timeline.graph.model import COLLECTIVE, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule
+from opreplay.traces.arrays import Bools, Floats
 
 ROUNDS = 2
 """Number of passes. It is more than one because the slowdown of compute changes which tasks overlap."""

@@ -18,13 +18,11 @@ from opreplay.replay.timeline.graph.model import (
     NEVER,
     STREAM,
     SYNC,
-    Bools,
-    Floats,
-    Ints,
     StepGraph,
 )
 from opreplay.replay.timeline.names import Names, op_parents
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Bools, Floats, Ints, distinct
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
@@ -109,7 +107,7 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
     np.maximum.at(end, number, nodes.start_us[rows] + nodes.dur_us[rows])
     long = us > least_long_us
     lanes = nodes.lane[rows[first]]
-    for lane in np.unique(lanes[long]).tolist():
+    for lane in distinct(lanes[long]).tolist():
         of_lane = np.flatnonzero(long & (lanes == lane))
         long[of_lane] = ~while_others_launch(graph, lane, begin[of_lane], end[of_lane])
     after_copy = np.append(False, copied[:-1]) & ~_begins_thread(nodes.lane[rows], first)
@@ -130,7 +128,7 @@ def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: F
     """
     nodes, edges = graph.nodes, graph.edges
     launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]
-    launches = np.unique(launches[nodes.lane[launches] != lane])
+    launches = distinct(launches[nodes.lane[launches] != lane])
     at = np.sort(nodes.start_us[launches] + nodes.dur_us[launches])
     return np.searchsorted(at, end_us) - np.searchsorted(at, begin_us) >= SOME_LAUNCHES
 
@@ -210,12 +208,12 @@ def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:
     parents = op_parents(trace)
     everything, removed = (_within(parents, owner[rows]) for rows in (owned, owned[tasks[owned]]))
     labels = np.array([is_label(signature) for signature in trace.signatures], bool)[trace.ops.signature]
-    top = np.unique(owner[owned[tasks[owned]]])
+    top = distinct(owner[owned[tasks[owned]]])
     top = top[removed[top] == everything[top]]
     while len(top):
         chosen[top] = True
         above = parents[top]
-        above = np.unique(above[above >= 0])
+        above = distinct(above[above >= 0])
         top = above[(removed[above] == everything[above]) & ~labels[above] & ~chosen[above]]
     return chosen
 

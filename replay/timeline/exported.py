@@ -21,6 +21,7 @@ from opreplay.replay.timeline.graph.schedule import Schedule
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.timeline import Study
 from opreplay.traces import Trace
+from opreplay.traces.arrays import distinct
 from opreplay.traces.names import plural
 
 _ROUNDING_US = 1e-6
@@ -163,5 +164,5 @@ def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_
 def _signature_ids(trace: Trace, graph: StepGraph) -> dict[int, str]:
     """Map each signature index to the op id, for the ops that own device work of the step."""
     owners = graph.nodes.owner[graph.nodes.owner >= 0]
-    used: list[int] = np.unique(trace.ops.signature[owners]).tolist()
+    used: list[int] = distinct(trace.ops.signature[owners]).tolist()
     return {index: signature_id(trace.signatures[index]) for index in used}

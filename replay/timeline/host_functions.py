@@ -16,21 +16,11 @@ import numpy as np
 from opreplay.replay.ir.labels import is_label
 from opreplay.replay.timeline.changes import Edited, take_slices
 from opreplay.replay.timeline.dispatch import SOME_LAUNCHES, Stretches, while_others_launch
-from opreplay.replay.timeline.graph.model import (
-    CROSS_THREAD,
-    LAUNCH,
-    NEVER,
-    NO_OP,
-    SYNC,
-    WOKEN,
-    Bools,
-    Floats,
-    Ints,
-    StepGraph,
-)
+from opreplay.replay.timeline.graph.model import CROSS_THREAD, LAUNCH, NEVER, NO_OP, SYNC, WOKEN, StepGraph
 from opreplay.replay.timeline.names import Names, named_ranges, without_folders
 from opreplay.replay.timeline.python_time import FRAMES, slice_spans
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Bools, Floats, Ints, distinct
 from opreplay.traces.links.steps import launching_calls
 
 MOST_FUNCTIONS = 5
@@ -115,7 +105,7 @@ def _functions(names: Names, graph: StepGraph, lane: int, least_us: float) -> li
     outer = np.flatnonzero(end > np.maximum(reached, begin))
     outer_of = np.searchsorted(begin[outer], begin, side="right") - 1
     found: list[HostWork] = []
-    outermost: list[int] = np.unique(label[outer]).tolist()
+    outermost: list[int] = distinct(label[outer]).tolist()
     for index in outermost:
         calls = outer[label[outer] == index]
         total = int((end[calls] - begin[calls]).sum())
@@ -173,12 +163,12 @@ def _launches_and_waits(names: Names, graph: StepGraph, lane: int) -> Ints:
     nodes, edges, trace = graph.nodes, graph.edges, names.trace
     if not graph.on_device:
         return np.sort(trace.ops.start_ns[trace.ops.track == graph.lanes[lane].track].astype(np.int64))
-    launching = np.unique(edges.source[edges.kind == LAUNCH])
+    launching = distinct(edges.source[edges.kind == LAUNCH])
     activity = trace.activity
     assert activity is not None
     # Of launches into a graph that is being captured, and of those that the profiler lost, no task is recorded.
     calls = np.flatnonzero((activity.calls.track == graph.lanes[lane].track) & launching_calls(activity))
-    waiting = np.unique(edges.target[(edges.kind == SYNC) & (edges.lag_us > NEVER / 2)])
+    waiting = distinct(edges.target[(edges.kind == SYNC) & (edges.lag_us > NEVER / 2)])
     launching, waiting = (rows[nodes.lane[rows] == lane] for rows in (launching, waiting))
     times_us = np.concatenate([nodes.start_us[launching] + nodes.dur_us[launching], nodes.start_us[waiting]])
     times = graph.step.start_ns + np.round(1e3 * times_us).astype(np.int64)

@@ -12,6 +12,7 @@ from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.timeline.changes import Edited, Unmatched, outermost, with_op_times
 from opreplay.replay.timeline.graph.model import StepGraph
 from opreplay.replay.timeline.names import Names, op_parents
+from opreplay.traces.arrays import distinct
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.links.parents import rows_inside
 
@@ -118,7 +119,7 @@ def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> Measu
             "the results contain none of the ops of this step", hint="Use the results of a run of this trace."
         )
     known = ~np.isnan(by_row)
-    calls = np.unique(outermost(names, known)[graph.slices.op[graph.slices.op >= 0]])
+    calls = distinct(outermost(names, known)[graph.slices.op[graph.slices.op >= 0]])
     return MeasuredStep(
         edited=Edited.unchanged(graph, durations, matched=matched),
         profiler_us=float(inside_us[calls[known[calls]]].sum()),

@@ -30,9 +30,9 @@ from opreplay.replay.plan.step.linking import (
     results_of,
     tensors_of,
 )
-from opreplay.replay.timeline.graph.model import Floats, Ints
 from opreplay.traces import Trace
 from opreplay.traces.activity import MemoryTable
+from opreplay.traces.arrays import Floats, Ints, distinct
 from opreplay.traces.links.parents import innermost_at
 from opreplay.traces.links.steps import Step
 from opreplay.traces.model import TensorMeta
@@ -368,7 +368,7 @@ def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
             live.pop(int(table.address[row]), None)
     alive = np.array(sorted(live.values()), np.int64)
     out: defaultdict[str, int] = defaultdict(int)
-    for track in np.unique(table.track[alive]):
+    for track in distinct(table.track[alive]):
         here = alive[table.track[alive] == track]
         of_track = np.flatnonzero(ops.track == track)
         owner = np.full(len(here), -1, np.int64)

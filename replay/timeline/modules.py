@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from opreplay.replay.ir.step import ModuleTime
-from opreplay.replay.timeline.graph.model import Ints, StepGraph
+from opreplay.replay.timeline.graph.model import StepGraph
 from opreplay.replay.timeline.names import Names
+from opreplay.traces.arrays import Ints
 
 DEEPEST = 12
 """Maximum depth of the tree; the time of deeper modules counts for the last level."""

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.step import PYTHON
-from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, StepGraph
 from opreplay.traces import Trace, innermost_parent
+from opreplay.traces.arrays import Ints, distinct
 from opreplay.traces.collectives.communication import kernel_path
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.links.parents import innermost_at, nest, of_rows
@@ -72,7 +73,7 @@ class Names:
         """
         ranges = named_ranges(self.trace, (_FRAME,))
         parents = np.full(len(ranges.label), -1, np.int64)
-        for at in np.unique(ranges.track):
+        for at in distinct(ranges.track):
             rows = np.flatnonzero(ranges.track == at)
             order, above = nest(np.arange(len(rows)), ranges.start_ns[rows], ranges.dur_ns[rows])
             parents[rows[order]] = np.where(above >= 0, rows[order[above]], -1)
@@ -145,7 +146,7 @@ def _innermost_range(trace: Trace, ranges: Ranges) -> Ints:
     """Return, for each op, the innermost range in which it started, or -1."""
     ops = trace.ops
     out = np.full(len(ops), -1, np.int64)
-    for at in np.unique(ranges.track):
+    for at in distinct(ranges.track):
         rows, asked = np.flatnonzero(ranges.track == at), np.flatnonzero(ops.track == at)
         if len(asked):
             out[asked] = innermost_at(ops.start_ns[asked], rows, ranges.start_ns[rows], ranges.dur_ns[rows])

@@ -10,18 +10,16 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ascend.custom.estimators import has_own_cost
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces import Trace, innermost_parent
+from opreplay.traces.arrays import Bools, Floats, Ints
 from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import outermost_of
 from opreplay.traces.model import OpSignature
-
-Floats = npt.NDArray[np.float64]
 
 DISPATCH_US = 16.0
 """Host time in µs to dispatch an op to an NPU. It replaces the time of the op's work on the CPU.
@@ -128,7 +126,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     )
 
 
-def _outermost(trace: Trace, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _outermost(trace: Trace, known: Bools) -> Ints:
     """Return the rows of the ops in the plan that are not inside another op in the plan."""
     table = trace.ops
     if not len(table):

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import NO_OP, Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import NO_OP, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, slack_us
 from opreplay.replay.timeline.names import Names
+from opreplay.traces.arrays import Floats, Ints
 from opreplay.traces.sums import summed
 
 HOST, DEVICE, WAIT = "host", "device", "wait"

@@ -7,10 +7,11 @@ from collections import defaultdict
 
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import Bools, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import StepGraph
 from opreplay.replay.timeline.modules import unnumbered
 from opreplay.replay.timeline.names import MODULE, OUTSIDE, Names, named_ranges, without_folders
 from opreplay.replay.timeline.python_time import FRAMES
+from opreplay.traces.arrays import Bools, Ints, distinct
 from opreplay.traces.links.parents import innermost_at
 
 _LIBRARY = ("torch/", "<built-in", MODULE)
@@ -48,7 +49,7 @@ class Places:
             texts = [without_folders(text) for text in ranges.names]
             own = np.array([".py(" in text and not text.startswith(_LIBRARY) for text in ranges.names] or [False])
             out = np.full(len(trace.ops), -1, np.int64)
-            for track in np.unique(ranges.track).tolist():
+            for track in distinct(ranges.track).tolist():
                 asked = np.flatnonzero(trace.ops.track == track)
                 rows = np.flatnonzero((ranges.track == track) & own[ranges.label])
                 if len(asked) and len(rows):

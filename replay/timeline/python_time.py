@@ -14,12 +14,13 @@ import numpy as np
 
 from opreplay.replay.ir.step import IDLE_CAUSES, PYTHON, PythonTime
 from opreplay.replay.timeline.categories import Categories
-from opreplay.replay.timeline.graph.model import NO_OP, Bools, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import NO_OP, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.names import Ranges, named_ranges
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.arrays import Bools, Ints, distinct
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.links.parents import innermost_at
 
@@ -114,7 +115,7 @@ def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
         return out
     rows = np.flatnonzero(np.array([name.startswith(LOADER) for name in notes.names])[notes.name])
     middle = begin + (end - begin) // 2
-    for at in np.unique(track).tolist():
+    for at in distinct(track).tolist():
         mine, ranges = np.flatnonzero(track == at), rows[notes.track[rows] == at]
         if len(ranges):
             out[mine] = innermost_at(middle[mine], ranges, notes.start_ns[ranges], notes.dur_ns[ranges]) >= 0
@@ -136,7 +137,7 @@ def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, flo
     """
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)
-    for at in np.unique(track).tolist():
+    for at in distinct(track).tolist():
         mine = np.flatnonzero((track == at) & (end > begin))
         named = everything.of(at)
         ends = named.start_ns + named.dur_ns

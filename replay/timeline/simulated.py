@@ -37,17 +37,7 @@ from opreplay.replay.results.suspects import LARGE_SHARE, suspicions
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.dispatch import copies_of
-from opreplay.replay.timeline.graph.model import (
-    COLLECTIVE,
-    COPY,
-    HOST,
-    LAUNCH,
-    STREAM,
-    Bools,
-    Floats,
-    Ints,
-    StepGraph,
-)
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, HOST, LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, paced
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
@@ -55,6 +45,7 @@ from opreplay.replay.timeline.paths import PathPart, path_parts
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE
 from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.activity import Collective
+from opreplay.traces.arrays import Bools, Floats, Ints
 from opreplay.traces.errors import NothingRan
 
 LAUNCH_LATENCY_US = 44.0

@@ -15,7 +15,7 @@ from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.timeline.categories import Categories, categories, without_causes
 from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
-from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
+from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced, retimed
 from opreplay.replay.timeline.graph.slowed import loss_bounds, with_losses
 from opreplay.replay.timeline.graph.transfer import transfer_times
@@ -29,6 +29,7 @@ from opreplay.replay.timeline.python_time import idle_notes, python_on_path
 from opreplay.replay.timeline.simulated import Host, Predicted, SocStep, predict, step_on
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE, step_report
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Floats
 from opreplay.traces.errors import NothingRan
 from opreplay.traces.links.collectives import with_host_collectives
 from opreplay.traces.links.steps import Step, busy_steps, chosen_step

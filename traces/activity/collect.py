@@ -20,9 +20,10 @@ from opreplay.traces.activity.model import (
     MemoryTable,
     WaitTable,
 )
+from opreplay.traces.arrays import Array
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
-from opreplay.traces.reading.columns import Array, Columns
+from opreplay.traces.reading.columns import Columns
 from opreplay.traces.reading.decoding import NOT_JSON
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 

@@ -7,7 +7,8 @@ from typing import TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+
+from opreplay.traces.arrays import ArrayOf, Bools, Integers, Ints
 
 CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue", "python")
 """Kinds of host calls.
@@ -94,15 +95,15 @@ class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
 class CallTable(msgspec.Struct, frozen=True, kw_only=True):
     """Calls on host threads, except ops. The table has one row per call, in file order within each kind."""
 
-    name: npt.NDArray[np.uint32]
+    name: ArrayOf[np.uint32]
     """Index into `Activity.names`."""
-    kind: npt.NDArray[np.uint8]
+    kind: ArrayOf[np.uint8]
     """Index into `CALL_KINDS`."""
-    start_ns: npt.NDArray[np.int64]
-    dur_ns: npt.NDArray[np.integer]
-    track: npt.NDArray[np.integer]
+    start_ns: Ints
+    dur_ns: Integers
+    track: Integers
     """Index into `Trace.tracks`."""
-    correlation: npt.NDArray[np.int64]
+    correlation: Ints
     """Correlation id shared with the device work that the call starts; -1 if unknown."""
 
     def __len__(self) -> int:
@@ -112,13 +113,13 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
 class WaitTable(msgspec.Struct, frozen=True, kw_only=True):
     """Waits recorded by the device's runtime (CUPTI's synchronisation records, an NPU's event tasks)."""
 
-    correlation: npt.NDArray[np.int64]
+    correlation: Ints
     """Correlation id of the call that requested the wait."""
-    stream: npt.NDArray[np.int64]
+    stream: Ints
     """Stream that waits; a negative or huge number means the whole device."""
-    waits_for_stream: npt.NDArray[np.int64]
+    waits_for_stream: Ints
     """Stream waited for; -1 if the wait is not between two streams, or if the stream was not recorded."""
-    record_correlation: npt.NDArray[np.int64]
+    record_correlation: Ints
     """Correlation id of the call that recorded the event; -1 if unknown."""
 
     def __len__(self) -> int:
@@ -128,12 +129,12 @@ class WaitTable(msgspec.Struct, frozen=True, kw_only=True):
 class ArrowTable(msgspec.Struct, frozen=True, kw_only=True):
     """Start and end points of flow arrows between host threads, in file order."""
 
-    kind: npt.NDArray[np.uint8]
+    kind: ArrayOf[np.uint8]
     """Index into `ARROW_KINDS`."""
-    id: npt.NDArray[np.int64]
-    is_end: npt.NDArray[np.bool_]
-    track: npt.NDArray[np.integer]
-    start_ns: npt.NDArray[np.int64]
+    id: Ints
+    is_end: Bools
+    track: Integers
+    start_ns: Ints
 
     def __len__(self) -> int:
         return len(self.id)
@@ -142,14 +143,14 @@ class ArrowTable(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded allocations (positive) and releases (negative), in file order."""
 
-    time_ns: npt.NDArray[np.int64]
-    bytes: npt.NDArray[np.int64]
-    address: npt.NDArray[np.int64]
-    allocated_bytes: npt.NDArray[np.int64]
+    time_ns: Ints
+    bytes: Ints
+    address: Ints
+    allocated_bytes: Ints
     """Bytes in use after this event according to the allocator; -1 if it does not report them."""
-    on_device: npt.NDArray[np.bool_]
-    device: npt.NDArray[np.int64]
-    track: npt.NDArray[np.integer]
+    on_device: Bools
+    device: Ints
+    track: Integers
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -158,15 +159,15 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Whole collectives of an NPU, each from its first to its last task; the tasks are also listed as device work."""
 
-    name: npt.NDArray[np.uint32]
+    name: ArrayOf[np.uint32]
     """Index into `Trace.kernel_names`."""
-    start_ns: npt.NDArray[np.int64]
-    dur_ns: npt.NDArray[np.integer]
-    correlation: npt.NDArray[np.int64]
+    start_ns: Ints
+    dur_ns: Integers
+    correlation: Ints
     """Correlation id shared with the tasks of the collective."""
-    collective: npt.NDArray[np.int64]
+    collective: Ints
     """Index into `Activity.collectives`."""
-    thread: npt.NDArray[np.int64]
+    thread: Ints
     """Index into `Trace.tracks` of the thread that ran the collective on the host; -1 if it ran on a device."""
 
     def __len__(self) -> int:
@@ -178,11 +179,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
     names: tuple[str, ...]
     calls: CallTable
-    correlation: npt.NDArray[np.int64]
+    correlation: Ints
     """Correlation id of each row of `Trace.kernels`; -1 if unknown."""
-    collective: npt.NDArray[np.int64]
+    collective: Ints
     """Index into `collectives` for each row of `Trace.kernels`, or -1."""
-    op_collective: npt.NDArray[np.int64]
+    op_collective: Ints
     """Index into `collectives` for each row of `Trace.ops`; -1 if torch recorded no collective's parameters for it."""
     collectives: tuple[Collective, ...]
     spans: CollectiveSpans

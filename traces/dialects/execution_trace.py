@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity.model import ListedCollective
+from opreplay.traces.arrays import Array, Bools
 from opreplay.traces.dialects.chakra import KERNEL_IDS, NO_PARENT, ChakraStream
 from opreplay.traces.dialects.chakra_collectives import listed_collective
 from opreplay.traces.dialects.dialect import Want
@@ -44,7 +44,7 @@ from opreplay.traces.reading.source import Source
 from opreplay.traces.times.kernel_classes import class_of_op
 from opreplay.traces.times.placed import FAR_NS
 
-Column = npt.NDArray[Any]
+Column = Array
 
 Nodes = NodeStream | ChakraStream
 """Stream of node lists from a JSON or protobuf file, with its losses."""
@@ -428,7 +428,7 @@ class _Builder(msgspec.Struct, kw_only=True):
         )
 
 
-def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_]) -> None:
+def _fill_starts(start_ns: Column, dur_ns: Column, missing: Bools) -> None:
     """Set each missing start to the end of the previous row; before the first recorded start, use that start."""
     known = np.flatnonzero(~missing)
     if not len(known):

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity.collect import activity_of
+from opreplay.traces.arrays import Array, Ints
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.links.annotations import AnnotationTable
@@ -44,7 +44,7 @@ from opreplay.traces.processes.copies import drop_copies
 from opreplay.traces.processes.ids import count_uncertain, needs_arrows, separate_processes
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
-from opreplay.traces.reading.columns import Array, smallest
+from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 from opreplay.traces.reading.source import Source
@@ -53,9 +53,7 @@ from opreplay.traces.times.placed import misplaced
 _NOT_AN_OP = ("autograd::", "torch::")
 
 
-def owners_above_launches(
-    owner: npt.NDArray[np.int64], ops: OpTable, signatures: Sequence[OpSignature]
-) -> npt.NDArray[np.int64]:
+def owners_above_launches(owner: Ints, ops: OpTable, signatures: Sequence[OpSignature]) -> Ints:
     """Replace each owner that is a CANN launch ("aclnnMm", "Conv2D") with the enclosing torch op, if there is one.
 
     The reason is that torch_npu records the call into CANN inside `aten::mm` as another op, which has no shapes and

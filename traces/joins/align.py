@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int64]
+from opreplay.traces.arrays import Ints
+
+Tokens = Ints
 
 GRAM = 6
 """Minimum number of consecutive equal tokens needed to locate a run that does not continue a previous run."""

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Bools, Ints
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.align import Aligner
 from opreplay.traces.model import MetadataLevel, OpSignature, OpTable, ShapeJoin, TensorMemories, Trace
 from opreplay.traces.names import printable
 
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 _AMBIGUOUS = -2
 _LISTS = ("TensorList", "OptionalTensorList")
 _LEAST_AGREEING = 0.9
@@ -48,7 +48,7 @@ def join_shapes(trace: Trace, donor: Trace) -> Trace:
     return _Joiner(trace=trace, donor=donor).join(match, by_id, by_sequence, by_context)
 
 
-def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]:
+def _match_ids(trace: Trace, donor: Trace, match: Rows) -> Bools:
     """Fill `match` (row of the trace → row of the donor) by record function id; return a mask of the matched rows."""
     none = np.zeros(len(match), dtype=bool)
     ours, theirs = trace.ops.record_function_id, donor.ops.record_function_id
@@ -98,7 +98,7 @@ def _preorder(parent: Rows) -> Rows:
     return np.array(order, dtype=np.int64)
 
 
-def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[Bools, Bools]:
     """Match the remaining ops by runs of equal names, then by the names of their neighbours; write the rows into
     `match`.
 
@@ -133,7 +133,7 @@ def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[n
 
 def _match_neighbours(
     sequences: list[Rows], rows: list[Rows], short: Rows, places: Rows, signature_at: Rows, match: Rows
-) -> npt.NDArray[np.bool_]:
+) -> Bools:
     """Match ops by (previous name, name, next name) if the donor has only one signature for that triple."""
     known: dict[tuple[int, int, int], int] = {}
     for at, key in enumerate(_triples(short)):
@@ -166,9 +166,9 @@ class _Joiner(msgspec.Struct, kw_only=True):
     def join(
         self,
         match: Rows,
-        by_id: npt.NDArray[np.bool_],
-        by_sequence: npt.NDArray[np.bool_],
-        by_context: npt.NDArray[np.bool_],
+        by_id: Bools,
+        by_sequence: Bools,
+        by_context: Bools,
     ) -> Trace:
         """Return the joined trace, with one merged signature for each distinct pair of a trace's and a donor's
         signature.
@@ -211,7 +211,7 @@ class _Joiner(msgspec.Struct, kw_only=True):
             ),
         )
 
-    def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
+    def _memories(self, match: Rows, same_call: Bools) -> TensorMemories | None:
         """Return the memories of tensors, for calls that the donor recorded, too.
 
         They are unknown for calls to which only a similar call of the donor was matched.

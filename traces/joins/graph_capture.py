@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array, Ints, distinct
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.folders import may_read
 from opreplay.traces.limits import Limits
@@ -37,7 +37,7 @@ from opreplay.traces.model import (
 from opreplay.traces.names import printable
 from opreplay.traces.reader import read_trace
 
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 _BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
 _END = re.compile(r"(cuda|hip|cu)StreamEndCapture")
 _KINDS = (
@@ -96,7 +96,7 @@ def captures_of(trace: Trace) -> list[Capture]:
     if calls is None:
         raise ValueError("the trace was read without its runtime calls")
     kinds = [_kind(name) for name in calls.names]
-    tracks: list[int] = np.unique(calls.track).tolist()
+    tracks: list[int] = distinct(calls.track).tolist()
     captures = [timed for track in tracks for timed in _captures_on(track, trace, calls, kinds)]
     return [capture for _, capture in sorted(captures, key=lambda timed: timed[0])]
 
@@ -448,7 +448,7 @@ class _Table:
             return ops
         signature, start, track = added
 
-        def longer(column: npt.NDArray[Any] | None, value: Any) -> npt.NDArray[Any] | None:
+        def longer(column: Array | None, value: Any) -> Array | None:
             """Return the column extended by `value` for each added call; None if there is no column."""
             return None if column is None else np.concatenate([column, np.full(len(start), value, column.dtype)])
 

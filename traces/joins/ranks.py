@@ -14,8 +14,8 @@ from itertools import chain, product
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Ints
 from opreplay.traces.joins.matched import Clock, Disagreement, How, JobCollectives, Matched, Member
 from opreplay.traces.links.collectives import PAIRED, RankCall
 
@@ -34,8 +34,6 @@ _MEET = 0.9
 """Matching two ranks' calls by order requires that at least this share of them overlaps in time."""
 _WRONG_SIZES = 0.1
 """Maximum share of calls with different sizes among calls matched only by order. Above it, the match is rejected."""
-
-Ints = npt.NDArray[np.int64]
 
 
 class RankCalls(msgspec.Struct, frozen=True, kw_only=True):

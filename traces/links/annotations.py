@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array
 from opreplay.traces.model import Annotation
 
 Phase = Literal["prefill", "decode", "mixed"]
@@ -205,10 +205,10 @@ class AnnotationTable(Sequence[Annotation]):
     def __init__(self, names: tuple[str, ...], name: Any, start: Any, dur: Any, track: Any) -> None:
         self.names = names
         """Distinct annotation names."""
-        self.name: npt.NDArray[Any] = name
-        self.start_ns: npt.NDArray[Any] = start
-        self.dur_ns: npt.NDArray[Any] = dur
-        self.track: npt.NDArray[Any] = track
+        self.name: Array = name
+        self.start_ns: Array = start
+        self.dur_ns: Array = dur
+        self.track: Array = track
 
     @classmethod
     def of(cls, notes: Sequence[Annotation]) -> AnnotationTable:

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.arrays import Ints
 from opreplay.traces.model import Trace
-
-Ints = npt.NDArray[np.int64]
 
 QUEUE = CALL_KINDS.index("queue")
 HOST_TO_DEVICE = 2

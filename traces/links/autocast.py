@@ -9,8 +9,8 @@ tensors or, for a softmax or sum on a GPU, a `dtype` that the outer call leaves 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Bools, Ints
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.model import OpSignature, Trace
 
@@ -18,7 +18,7 @@ CAST = "aten::to"
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
-def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def autocast_wrappers(trace: Trace, parents: Ints) -> Bools:
     """Return a mask of the rows of `trace.ops` that only cast their arguments and then call the same op again.
 
     A masked row contains any number of `aten::to` calls and exactly one call of the same op. `parents` [rows] is the

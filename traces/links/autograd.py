@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array, Bools, Ints
 from opreplay.traces.model import OpSignature, OpTable
 
 _OF_BACKWARD = ("autograd::engine", "torch::autograd::")
@@ -17,13 +17,13 @@ _OF_BACKWARD = ("autograd::engine", "torch::autograd::")
 class AutogradCalls(NamedTuple):
     """Masks over all calls: where autograd recorded a node, and where it is unknown whether it did."""
 
-    recorded: npt.NDArray[np.bool_]
+    recorded: Bools
     """Whether autograd recorded a node, because gradients were on and an input required them."""
-    assumed: npt.NDArray[np.bool_]
+    assumed: Bools
     """Whether gradients were on but it is unknown if an input required them; False for calls in `recorded`."""
 
 
-def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
+def recorded_by_autograd(ops: OpTable, sequence: Array, signatures: Sequence[OpSignature]) -> AutogradCalls:
     """Find the calls for which autograd recorded a node.
 
     With gradients on, a call gets the number that the next node of its thread will have (`at::sequence_number::peek()`
@@ -67,7 +67,7 @@ def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: S
     return AutogradCalls(out, assumed)
 
 
-def _on_another_track(ops: OpTable, sequence: npt.NDArray[Any], rows: npt.NDArray[np.int64], row: int) -> bool:
+def _on_another_track(ops: OpTable, sequence: Array, rows: Ints, row: int) -> bool:
     """Check whether one of `rows` on another thread has the sequence number of `row`; each thread counts separately."""
     return bool(np.any((sequence[rows] == sequence[row]) & (ops.track[rows] != ops.track[row])))
 

@@ -13,9 +13,9 @@ from math import prod
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity import Activity, CallTable, Collective, CollectiveSpans
+from opreplay.traces.arrays import Ints
 from opreplay.traces.collectives.communication import is_communication
 from opreplay.traces.collectives.names import operation_of
 from opreplay.traces.collectives.tensors import sizes_of_tensors, tensors_of
@@ -23,8 +23,6 @@ from opreplay.traces.links.annotations import AnnotationTable, step_number
 from opreplay.traces.links.marks import INSTEAD, Mark, UnannotatedCall, marks_of
 from opreplay.traces.links.parents import among_or_around, innermost_of, innermost_parent, of_rows
 from opreplay.traces.model import Trace
-
-Ints = npt.NDArray[np.int64]
 
 PAIRED = frozenset(("send", "recv"))
 """Kinds in which one rank communicates with exactly one other rank."""

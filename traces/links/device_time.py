@@ -7,12 +7,10 @@ to the launch, and the op around the launch owns the event. The input columns co
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array, distinct
 from opreplay.traces.links.parents import innermost_at
 from opreplay.traces.model import GraphLaunches, LinkStats
 from opreplay.traces.processes.certain import match_launches, mixed_tracks
@@ -20,7 +18,6 @@ from opreplay.traces.reading.columns import distinct as distinct_values
 from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL
 from opreplay.traces.times.placed import FAR_NS
 
-Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
 _JITTER_NS = 1000
@@ -129,7 +126,7 @@ def shared_ids(kernel_corr: Array, launch_corr: Array, launch_kinds: Array) -> A
     corr = kernel_corr.astype(np.int64)
     sample = corr[:: max(1, len(corr) // _SAMPLE)]
     sample = sample[sample >= 0]
-    if len(sample) < _FEWEST_SHARING or 20 * len(np.unique(sample)) > 19 * len(sample):
+    if len(sample) < _FEWEST_SHARING or 20 * len(distinct(sample)) > 19 * len(sample):
         return np.empty(0, np.int64)
     values, counts = np.unique(corr[corr >= 0], return_counts=True)
     many = (counts >= _MANY_SHARING) | ((counts >= _FEWEST_SHARING) & (2 * counts >= counts.sum()))

@@ -7,12 +7,10 @@ and searches them by time; `annotations` parses their names.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array, ArrayOf, Ints, distinct
 from opreplay.traces.links.annotations import AnnotationTable, BatchContext, batch_context
 from opreplay.traces.model import Trace
 
@@ -42,12 +40,12 @@ class BatchIndex:
     def __init__(self, trace: Trace) -> None:
         self.contexts, self.of_row, self.iterations = _assign(trace)
 
-    def in_phase(self, rows: npt.NDArray[np.int64], phase: str) -> npt.NDArray[np.int64]:
+    def in_phase(self, rows: Ints, phase: str) -> Ints:
         """Return the `rows` that ran in an iteration of this phase: "prefill", "decode" or "mixed"."""
         wanted = np.array([context.phase == phase for context in self.contexts] + [False], dtype=bool)
         return rows[wanted[self.of_row[rows]]]
 
-    def dominant(self, rows: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> DominantBatch | None:
+    def dominant(self, rows: Ints, weights: Array) -> DominantBatch | None:
         """Return the batch with the largest total weight among `rows`; None if no row lies in an iteration.
 
         `weights` has one entry for each of `rows`, for example its device time. If all weights are zero, each call
@@ -65,7 +63,7 @@ class BatchIndex:
         if totals[best + 1] == 0:
             best = int(numbers[numbers >= 0][0])
         share = float(totals[best + 1] / totals.sum())
-        return DominantBatch(self.contexts[best], share, len(np.unique(numbers)) - 1)
+        return DominantBatch(self.contexts[best], share, len(distinct(numbers)) - 1)
 
 
 class _Span(msgspec.Struct):
@@ -81,7 +79,7 @@ class _Span(msgspec.Struct):
     """Whether this annotation is the first inside an annotation of the same batch. The two mark one iteration."""
 
 
-def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tuple[Iteration, ...]]:
+def _assign(trace: Trace) -> tuple[list[BatchContext], ArrayOf[np.int32], tuple[Iteration, ...]]:
     """Return all distinct batches, the batch index of each op row (or -1), and the iterations sorted by time."""
     of_row = np.full(len(trace.ops), -1, dtype=np.int32)
     spans = _spans(trace)
@@ -106,7 +104,7 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
     return list(contexts), of_row, iterations
 
 
-def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
+def _process_of(trace: Trace, order: Ints, marked: set[str]) -> Array | None:
     """Return the process of each op in `order`; None unless several processes mark iterations.
 
     The process matters because an iteration applies only to ops of the process that marked it.

@@ -9,8 +9,8 @@ nothing else distinguishes these calls from the model's work.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Bools, distinct
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.model import OpSignature, Trace
 
@@ -20,7 +20,7 @@ STEP = "Optimizer.step#"
 """Prefix of the annotation that torch.optim puts around a step."""
 
 
-def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
+def optimizer_counters(trace: Trace) -> Bools:
     """Return a mask of the ops that only count an optimizer's steps.
 
     They are recognised by name, scalar arguments and enclosing annotation. The mask is all False if the trace has
@@ -35,7 +35,7 @@ def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
     rows = np.flatnonzero(counting[trace.ops.signature])
     chosen = np.flatnonzero(steps[notes.name])
     chosen = chosen[np.argsort(notes.start_ns[chosen], kind="stable")]
-    for track in np.unique(notes.track[chosen]):
+    for track in distinct(notes.track[chosen]):
         here = chosen[notes.track[chosen] == track]
         start, end = notes.start_ns[here], notes.start_ns[here] + notes.dur_ns[here]
         on_track = rows[trace.ops.track[rows] == track]

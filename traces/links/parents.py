@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Bools, Ints
 from opreplay.traces.model import OpTable
 
-Rows = npt.NDArray[np.int64]
-Chosen = npt.NDArray[np.bool_]
+Rows = Ints
+Chosen = Bools
 
 
 def innermost_parent(ops: OpTable) -> Rows:

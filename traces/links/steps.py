@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity import CALL_KINDS, Activity
+from opreplay.traces.arrays import Bools, Ints
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.losses import without_copies
@@ -110,7 +110,7 @@ def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
     out: list[Step] = []
     of_track = () if trace.info.merged is None else trace.info.merged.of_track
     open_: dict[tuple[int, int | None], int] = {}
-    starts: dict[int, npt.NDArray[np.int64]] = {}
+    starts: dict[int, Ints] = {}
 
     def weight(mark: Step) -> tuple[int, int]:
         first, last = np.searchsorted(_starts_of_track(trace, starts, mark.track), (mark.start_ns, mark.end_ns))
@@ -127,7 +127,7 @@ def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
     return sorted(out, key=lambda step: (step.start_ns, step.track))
 
 
-def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], track: int) -> npt.NDArray[np.int64]:
+def _starts_of_track(trace: Trace, known: dict[int, Ints], track: int) -> Ints:
     """Return the sorted start times of the ops of a thread, and cache them in `known`."""
     if track not in known:
         known[track] = np.sort(trace.ops.start_ns[trace.ops.track == track])
@@ -181,7 +181,7 @@ def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
     return len(ids), int((~np.isin(ids, activity.correlation)).sum())
 
 
-def launching_calls(activity: Activity) -> npt.NDArray[np.bool_]:
+def launching_calls(activity: Activity) -> Bools:
     """Return a mask of the calls that launch kernels or graphs."""
     kinds = np.array([call_kind(name.encode()) for name in activity.names] or [0])
     return np.isin(kinds[activity.calls.name], (KERNEL_CALL, GRAPH_CALL)) & (activity.calls.kind == RUNTIME)
@@ -191,7 +191,7 @@ def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
     """Return how many calls in each step launch recorded device work. If no call of the whole trace does, return the
     number of ops in each step instead.
     """
-    starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
+    starts: Ints = np.sort(trace.ops.start_ns)
     activity = trace.activity
     if activity is not None and len(trace.kernels):
         launching = np.isin(activity.calls.correlation, activity.correlation[activity.correlation >= 0])

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array
 from opreplay.traces.processes.certain import MAX_CHANCE_CONTRADICTIONS, NONE, RARE, groups_of, match_launches
 from opreplay.traces.processes.labels import LEAST_OFFSET, label_of, match_labels
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.reading.fields import GRAPH_CALL
 
-Array = npt.NDArray[Any]
 MOST_UNITS = 64
 """Maximum number of processes for which the ids and times of all (process, device) pairs are compared."""
 _EXAMPLES = 3

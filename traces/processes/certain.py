@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from opreplay.traces.arrays import Array
+
 NONE = -1
 MAX_CHANCE_CONTRADICTIONS = 3
 """Number of rows that may contradict an assumption about ids and launches by chance. For example, launches may be lost,

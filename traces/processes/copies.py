@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array
 from opreplay.traces.losses import COPIED_OPS, COPIED_WORK
 from opreplay.traces.model import KERNEL_CATEGORIES
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import Columns
 
-Array = npt.NDArray[Any]
 _TASK = KERNEL_CATEGORIES.index("task")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd multiplier of a 64-bit hash: 2^64 divided by the golden ratio."""

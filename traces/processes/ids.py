@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array
 from opreplay.traces.model import KernelTable, MergedProcess, MergedProcesses
 from opreplay.traces.processes.assign import Assignment, EventColumns, assign_processes, contested_ids
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import distinct
 
-Array = npt.NDArray[Any]
 _NAMESPACES: tuple[tuple[tuple[str, str], ...], ...] = (
     (
         ("launches", "corr"),

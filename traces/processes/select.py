@@ -7,14 +7,13 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity.model import Activity
+from opreplay.traces.arrays import Array
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.model import GraphLaunches, KernelTable, LinkStats, MergedProcesses, OpSignature, OpTable, Trace
 
-Array = npt.NDArray[Any]
 Table = TypeVar("Table")
 
 

@@ -11,9 +11,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from opreplay.traces.arrays import Array
+
 Kind = Literal["index", "time", "span", "id"]
 
 FLUSH_ROWS = 1 << 12

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import ArrayOf
 from opreplay.traces.model import OpSignature
 from opreplay.traces.reading.decoding import NOT_JSON
 
@@ -43,7 +43,7 @@ def decode_name(raw: bytes) -> tuple[str, bool]:
 
 def decode_signatures(
     keys: list[bytes], losses: Counter[str], repairs: Counter[str]
-) -> tuple[tuple[OpSignature, ...], npt.NDArray[np.uint32]]:
+) -> tuple[tuple[OpSignature, ...], ArrayOf[np.uint32]]:
     """Return (distinct signatures, index into them for each key).
 
     A key consists of the five raw texts of an op, joined by NUL bytes. Losses and repairs are counted per distinct

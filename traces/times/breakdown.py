@@ -8,12 +8,12 @@ over all rows is the time that ops took.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array, Floats, Ints
 from opreplay.traces.links.annotations import PHASES
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import climbs, innermost_parent, outermost_of
@@ -113,7 +113,7 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=tuple(rows), note=note)
 
 
-def classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
+def classes_on_host(trace: Trace) -> tuple[list[str], Ints]:
     """Return (classes of work, index into them for each call).
 
     A call has the class of the outermost op around it with a known class, otherwise its own class. For example,
@@ -133,20 +133,20 @@ def _listed_rows(trace: Trace) -> list[int]:
     return [collective.row for collective in trace.collectives if collective.row >= 0]
 
 
-def result_allocation_us(trace: Trace) -> npt.NDArray[np.float64]:
+def result_allocation_us(trace: Trace) -> Floats:
     """Return, for each signature, the time that its calls spend in child ops that allocate their results."""
     signature = trace.ops.signature
     parents = innermost_parent(trace.ops)
     room = np.array([signature.name in _ROOM for signature in trace.signatures] or [False])
     inside = (parents >= 0) & room[signature]
     time = trace.ops.dur_ns[inside] / 1e3
-    sums: npt.NDArray[np.float64] = np.bincount(
-        signature[parents[inside]], weights=time, minlength=len(trace.signatures)
-    ).astype(np.float64)
+    sums: Floats = np.bincount(signature[parents[inside]], weights=time, minlength=len(trace.signatures)).astype(
+        np.float64
+    )
     return sums
 
 
-def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
+def self_time_us(trace: Trace) -> Floats:
     """Return the time of each op in microseconds, without the time of the ops directly inside it; at least 0."""
     self_us = trace.ops.dur_ns.astype(np.float64) / 1e3
     parents = innermost_parent(trace.ops)
@@ -155,7 +155,7 @@ def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
     return np.maximum(self_us, 0.0)
 
 
-def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[str], str]:
+def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[Ints, list[str], str]:
     """Return (index of each op's label, labels, note), where labels are the values of the criterion `by`."""
     if by == "op":
         names, at = _merged([signature.name for signature in trace.signatures], trace.ops.signature.astype(np.int64))
@@ -171,7 +171,7 @@ def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[n
 MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(with_stack=True)"
 
 
-def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
+def _phases(trace: Trace) -> tuple[Ints, list[str], str]:
     """Return (index of the phase of each op, names of the phases, note why the phases are not more detailed).
 
     The phases are those of an inference server's batches, otherwise forward, backward and optimizer.
@@ -188,7 +188,7 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
     return kind, ["forward", "backward", "optimizer"], ""
 
 
-def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
+def _phases_of_training(trace: Trace) -> Ints:
     """Return 0 for forward ops, 1 for backward ops and 2 for optimizer ops."""
     parents = innermost_parent(trace.ops)
     names = [signature.name for signature in trace.signatures]
@@ -205,13 +205,13 @@ def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
     return kind
 
 
-def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _kernel_names(trace: Trace) -> tuple[list[str], Ints]:
     """Return the kernel names, with "kernel" for an empty name, and each row's index into them."""
     names = [name or KERNEL_CATEGORIES[0] for name in trace.kernel_names]
     return names, trace.kernels.name.astype(np.int64)
 
 
-def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _merged(labels: Sequence[str], of_row: Ints) -> tuple[list[str], Ints]:
     """Return (distinct labels, index into them for each row); `of_row` is the index into `labels` for each row."""
     distinct = list(dict.fromkeys(labels))
     place = {name: i for i, name in enumerate(distinct)}
@@ -219,14 +219,14 @@ def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[
     return distinct, table[of_row]
 
 
-def _order(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.float64]) -> list[int]:
+def _order(names: Sequence[str], at: Ints, time: Floats) -> list[int]:
     """Return the indices of the names that occur, those with the most time first."""
     total = np.bincount(at, weights=time, minlength=len(names))
     present = np.bincount(at, minlength=len(names)) > 0
     return sorted(np.flatnonzero(present).tolist(), key=lambda i: (-total[i], names[i]))
 
 
-def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.float64]) -> list[Row]:
+def _rows(names: Sequence[str], at: Ints, time: Floats) -> list[Row]:
     order = np.argsort(at, kind="stable")
     bounds = np.searchsorted(at[order], np.arange(len(names) + 1))
     whole = float(time.sum())
@@ -246,7 +246,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
     return rows
 
 
-def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
+def _calls_of_owners(trace: Trace, at: Ints, length: int) -> dict[int, int]:
     """Return, for each label, how many op calls own its device work. A launch without an owner counts as one call."""
     owner = trace.kernels.owner
     owned = np.flatnonzero(owner >= 0)
@@ -256,7 +256,7 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
     return {i: int(calls[i] + alone[i]) for i in range(length)}
 
 
-def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
+def median_us_of_calls(trace: Trace, at: Ints, length: int) -> dict[int, float]:
     """Return, by index of the label, the median device time of a call in µs.
 
     The time of a call is the sum over its launches. A launch without an op counts as a call of its own.
@@ -269,7 +269,7 @@ def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> 
     return medians_of(sums, at[first], length)
 
 
-def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
+def medians_of(values: Array, label: Ints, length: int) -> dict[int, float]:
     """Return label → median of the values with this label, for labels below `length`; 0 without values."""
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))
@@ -277,14 +277,14 @@ def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: i
     return {i: _median(part) if len(part) else 0.0 for i, part in enumerate(parts)}
 
 
-def _median(values: npt.NDArray[Any]) -> float:
+def _median(values: Array) -> float:
     """Return the median. Numpy's own function is not used: it imports masked arrays, which takes 15 ms."""
     low, high = (len(values) - 1) // 2, len(values) // 2
     parted = np.partition(values, (low, high))
     return float((parted[low] + parted[high]) / 2)
 
 
-def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64], trace: Trace) -> tuple[Row, ...]:
+def _kinds(rows: Sequence[Row], order: Sequence[int], at: Ints, trace: Trace) -> tuple[Row, ...]:
     """Add to each row the class of work that takes most of its time."""
     time = np.zeros((max(order, default=0) + 1, len(CLASSES)))
     np.add.at(time, (at, classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)
@@ -293,7 +293,7 @@ def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64],
     return tuple(msgspec.structs.replace(row, kind=CLASSES[kinds[i]]) for i, row in pairs)
 
 
-def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
+def classes_of_launches(trace: Trace) -> Ints:
     """Return the class of each kernel, as an index in `CLASSES`.
 
     The op that owns the kernel decides, otherwise the kernel's name. Whether a kernel is communication also depends on

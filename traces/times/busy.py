@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Ints, distinct
 from opreplay.traces.model import Trace
 from opreplay.traces.times.communication import communication_rows
 
-Times = npt.NDArray[np.int64]
+Times = Ints
 
 
 class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
     communicates = communication_rows(trace)
     whole = _whole_collectives(trace)
     devices: list[DeviceBusy] = []
-    for device in np.unique(kernels.device).tolist():
+    for device in distinct(kernels.device).tolist():
         rows = np.flatnonzero(kernels.device == device)
         wholes = whole[whole[:, 0] == device]
         start = np.concatenate([kernels.start_ns[rows], wholes[:, 2]])
@@ -55,7 +55,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
         devices.append(
             DeviceBusy(
                 device=int(device),
-                streams=len(np.unique(kernels.stream[rows])),
+                streams=len(distinct(kernels.stream[rows])),
                 span_us=span,
                 busy_us=busy,
                 busy_share=busy / span if span else 0.0,
@@ -107,7 +107,7 @@ def _length(intervals: tuple[Times, Times]) -> float:
 
 def _by_stream(start: Times, end: Times, stream: Times) -> tuple[Times, Times]:
     """Return the intervals of all streams, merged within each stream, because a stream does not overlap with itself."""
-    parts = [_union(start[stream == number], end[stream == number]) for number in np.unique(stream)]
+    parts = [_union(start[stream == number], end[stream == number]) for number in distinct(stream)]
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 
 

@@ -6,16 +6,13 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.traces.activity import Activity
+from opreplay.traces.arrays import Bools, Ints, distinct
 from opreplay.traces.collectives.communication import is_communication, is_communication_op
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.kernel_classes import class_of, class_of_work, is_uninformative
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 _MARKED = re.compile(
     r"(?:(?:moe|ep|deepep|buffer)[_.:]*)?(?:dispatch|combine)(?:[_ ]?\d*|\(\w*\))$|.*(?:all_?to_?all|a2a)",
@@ -84,7 +81,7 @@ def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
     marked = np.array([bool(_MARKED.match(text)) or is_communication_op(text) for text in notes.names], bool)
     asked = np.flatnonzero(marked[notes.name])
     inside = np.zeros(len(calls), bool)
-    for track in np.unique(notes.track[asked]).tolist():
+    for track in distinct(notes.track[asked]).tolist():
         rows, ranges = np.flatnonzero(calls.track == track), asked[notes.track[asked] == track]
         rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
         begins = notes.start_ns[ranges].astype(np.int64)

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Array
 from opreplay.traces.model import HOLE, KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.impossible import FEWEST, Impossible, impossible_kernels
 
@@ -115,7 +114,7 @@ def collided_share(trace: Trace) -> float:
     return min(1.0, lost_us / total_us) if total_us else 0.0
 
 
-def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, longest_us: float) -> float:
+def _impossible_median_us(durations_ns: Array, shortest_us: float, longest_us: float) -> float:
     """Return the median in µs of all durations above 0 if it lies outside the plausible range, otherwise 0.
 
     Also return 0 if there are too few durations.

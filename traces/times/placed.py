@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from opreplay.traces.arrays import Array
+
 FAR_NS = 600 * 10**9
 """Maximum plausible distance between device work and the host's recording; queues hold seconds of work, not minutes."""
 FAR_WINDOWS = 10

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import Ints
 from opreplay.traces.errors import NothingRan
 from opreplay.traces.links.arrows import launched_by_arrows
 from opreplay.traces.links.steps import steps_of
@@ -165,7 +165,7 @@ def launch_table(trace: Trace) -> LaunchTable:
     return LaunchTable(launches=len(rows), unlinked=len(kernels) - len(rows), doubts=doubts, rows=tuple(out))
 
 
-def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[Ints, Ints]:
     """Return (times in ns, length of the launch queue from each time on).
 
     The length is the number of device tasks that are launched but have not begun. The times are the start of the
@@ -186,7 +186,7 @@ def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[
     return at[last], waiting[last]
 
 
-def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
+def _launched_ns(trace: Trace) -> Ints:
     """Return the time in ns at which each row of `Trace.kernels` was launched; -1 if unknown. It is the start of the
     launching call, or of the owning op if that call is not recorded.
     """
@@ -199,7 +199,7 @@ def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
     return launched
 
 
-def _linked(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _linked(trace: Trace) -> tuple[Ints, Ints]:
     """Return (rows of `Trace.kernels`, rows of the calls that launched them), matched by correlation id."""
     if trace.activity is None or not len(trace.kernels):
         return np.empty(0, np.int64), np.empty(0, np.int64)

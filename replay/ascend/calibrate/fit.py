@@ -22,8 +22,7 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 from opreplay.replay.ir.kernel import KernelCall, State
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from opreplay.traces.arrays import Floats
 
 NOISE = 0.12
 """Standard deviation of the part of log(kernel time) that shapes cannot explain."""
@@ -211,8 +210,8 @@ def _jacobian(
     devices: dict[str, DeviceProfile],
     parameters: Sequence[Parameter],
     families: Sequence[frozenset[str]],
-    logs: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float64]:
+    logs: Floats,
+) -> Floats:
     """Return the derivatives d log(time) / d log(constant), computed by finite differences.
 
     Rows are samples, columns are constants. Only samples that use the constant are predicted again. `logs` are the
@@ -264,7 +263,7 @@ def fit(
     current = devices
     logs = np.log(np.maximum(_times(samples, current), 1e-9))
 
-    def objective(residual: npt.NDArray[np.float64], at: npt.NDArray[np.float64]) -> float:
+    def objective(residual: Floats, at: Floats) -> float:
         robust = np.sqrt(1 + (residual / NOISE) ** 2) - 1
         return float(np.sum(weights * robust) + 0.5 * np.sum((at / widths) ** 2))
 

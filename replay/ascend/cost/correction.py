@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from opreplay.traces.arrays import Bools, Floats, Ints
 
-    Array = npt.NDArray[np.float64]
-    Codes = npt.NDArray[np.int64]
-    Compared = tuple[Codes, Array, Array]
+    Codes = Ints
+    Compared = tuple[Codes, Floats, Floats]
 
 FILE = "measured_calls.csv"
 
@@ -163,7 +161,7 @@ class Learned:
         self._groups = np.array(groups, dtype=np.int64).reshape(len(calls), len(KEYS))
         self._at = _places(calls)
         self._weights = _weights(calls)
-        self._pulls: Array = np.array(pulls, dtype=np.float64)
+        self._pulls: Floats = np.array(pulls, dtype=np.float64)
         self._socs: tuple[str, ...] = tuple(socs)
         self.ask = lru_cache(maxsize=MOST_REMEMBERED)(self._ask)
         """`_ask` with a cache. It returns the correction of a call and the measured calls behind it."""
@@ -210,7 +208,7 @@ class Learned:
                 out[row] = self._correction(float(covariance @ without), same, self._at[row], rest)
         return [out[row] for row in range(len(targets))]
 
-    def _doubted(self, logs: Sequence[float]) -> tuple[Array, Array]:
+    def _doubted(self, logs: Sequence[float]) -> tuple[Floats, Floats]:
         """Return two values: the clipped `logs`, and the covariances of the calls, which include each call's noise."""
         import numpy as np
 
@@ -226,7 +224,7 @@ class Learned:
             noise = np.where(off > DOUBTED * by_others, off / DOUBTED - by_others, 0.0)
         return targets, alike + np.diag(noise)
 
-    def _doubt_of_few(self) -> Array:
+    def _doubt_of_few(self) -> Floats:
         """Return the noise variance to add to each call of an op with fewer than `FULL_WEIGHT_CALLS` calls.
 
         For an op with a single call, it is the prior variance. For an op with more calls, it is less.
@@ -244,7 +242,7 @@ class Learned:
         return [codes.setdefault(traits(call), len(codes)) for codes, traits in zip(self._codes, TRAITS, strict=True)]
 
     @staticmethod
-    def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
+    def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Floats:
         """Return the covariances between the calls of `a` (rows) and `b` (columns).
 
         `across_states` leaves out the components that apply only to calls with the same cache state.
@@ -280,7 +278,7 @@ class Learned:
         alike = self._alike(asked_for, measured, across_states=not known)[0]
         return self._correction(float(alike @ self._pulls), same, asked_for[1][0], np.arange(len(self._pulls)))
 
-    def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
+    def _correction(self, log: float, same: Bools, at: Floats, among: Codes) -> Correction:
         """Return the correction exp(`log`) of a call at position `at`, with its evidence.
 
         `among` are the indices of the calls learned from. `same` has a row for each of these calls and a column for
@@ -299,14 +297,14 @@ class Learned:
         )
 
 
-def _places(calls: Sequence[Traits]) -> Array:
+def _places(calls: Sequence[Traits]) -> Floats:
     import numpy as np
 
     rows = [(c.log_time, c.log_elements, c.log_row, c.launch) for c in calls]
     return np.array(rows, dtype=np.float64).reshape(len(calls), 4)
 
 
-def _weights(calls: Sequence[Traits]) -> Array:
+def _weights(calls: Sequence[Traits]) -> Floats:
     """Return the factor on each call's standard deviation: sqrt(`PRODUCTS`) for matrix products, 1 for other calls."""
     import numpy as np
 

@@ -19,12 +19,9 @@ import msgspec
 from opreplay.replay.ascend.cost.correction import DOUBTED, LOOKS
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from opreplay.replay.ascend.profile import OwnMeasurement
+    from opreplay.traces.arrays import Bools, Floats, Ints
 
-    Array = npt.NDArray[np.float64]
 
 DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
 """Shares of the variance of a call's prediction error. Each share belongs to the part of the error that the call has in
@@ -122,17 +119,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
+def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Floats:
     """Return the covariances between the log errors of the calls in `first` (rows) and those in `second` (columns)."""
     import numpy as np
 
     codes: dict[tuple[str, str], int] = {}
 
-    def coded(estimates: Sequence[Estimate], field: str) -> npt.NDArray[np.int64]:
+    def coded(estimates: Sequence[Estimate], field: str) -> Ints:
         names = [(field, str(getattr(estimate, field))) for estimate in estimates]
         return np.array([codes.setdefault(name, len(codes)) for name in names], dtype=np.int64)
 
-    def same(field: str) -> npt.NDArray[np.bool_]:
+    def same(field: str) -> Bools:
         return coded(first, field)[:, None] == coded(second, field)[None, :]
 
     octaves = [np.array([log2(max(1.0, e.time_us)) for e in estimates]) for estimates in (first, second)]
@@ -163,25 +160,25 @@ class Measured:
         import numpy as np
 
         self._calls = list(calls)
-        self._logs: Array = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
-        self._noise: Array = REPEAT_ERROR**2 + np.array(spreads, dtype=np.float64) ** 2
+        self._logs: Floats = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
+        self._noise: Floats = REPEAT_ERROR**2 + np.array(spreads, dtype=np.float64) ** 2
         self._calls_of: dict[str, list[int]] = {}
         for place, call in enumerate(calls):
             self._calls_of.setdefault(call.call, []).append(place)
         self._names = {field: {getattr(call, field) for call in calls} for field in ("call", "op", "family")}
 
     @cached_property
-    def _noisy(self) -> Array:
+    def _noisy(self) -> Floats:
         """Return the covariances of the measured errors, including noise."""
         import numpy as np
 
         return covariances(self._calls, self._calls) + np.diag(self._noise)
 
     @cached_property
-    def _inverse(self) -> Array:
+    def _inverse(self) -> Floats:
         return self._inverse_with(self._further)
 
-    def _inverse_with(self, variances: Mapping[str, float]) -> Array:
+    def _inverse_with(self, variances: Mapping[str, float]) -> Floats:
         """Return the inverse of the covariances after adding `variances` to the variances of some calls."""
         import numpy as np
 
@@ -213,7 +210,7 @@ class Measured:
         """
         import numpy as np
 
-        alone: Array = np.diag(self._noisy)
+        alone: Floats = np.diag(self._noisy)
         off, left = self._against_others({})
         explained = left <= (1.0 - TOLD_SHARE) * alone
         out: dict[int, _Doubt] = {}
@@ -228,14 +225,14 @@ class Measured:
             out = {row: _Doubt(times[row], more[row]) for row in np.flatnonzero(rows).tolist()}
         return out
 
-    def _against_others(self, further: Mapping[str, float]) -> tuple[Array, Array]:
+    def _against_others(self, further: Mapping[str, float]) -> tuple[Floats, Floats]:
         """Return two values for each row: its deviation from the prediction by the rows of other calls, and the
         expected variance of that deviation.
         """
         import numpy as np
 
         inverse = self._inverse_with(further)
-        left: Array = np.zeros(len(self._calls))
+        left: Floats = np.zeros(len(self._calls))
         for call, rows in self._calls_of.items():
             left[rows] = np.diag(np.linalg.inv(inverse[np.ix_(rows, rows)])) - further.get(call, 0.0)
         return self._logs - self._others(inverse), left
@@ -263,12 +260,12 @@ class Measured:
 
     def ask(self, estimate: Estimate) -> Adjustment:
         """Return the factor on a predicted time, its 80 % band, and the closest measurement."""
-        alike: Array = covariances([estimate], self._calls)[0]
+        alike: Floats = covariances([estimate], self._calls)[0]
         further = self._further.get(estimate.call, 0.0)
         if further:
             rows = self._calls_of[estimate.call]
             alike[rows] += further * self._same_call(estimate.state, rows)
-        weights: Array = alike @ self._inverse
+        weights: Floats = alike @ self._inverse
         least, most = min(0.0, float(self._logs.min())), max(0.0, float(self._logs.max()))
         prior = estimate.deviation**2 + further
         left = max(0.0, prior - float(weights @ alike))
@@ -284,18 +281,18 @@ class Measured:
         """Return, for each measured call, the log of the factor that all other calls would give it."""
         return self._others(self._inverse).tolist()
 
-    def _others(self, inverse: Array) -> Array:
+    def _others(self, inverse: Floats) -> Floats:
         """Return, for each row, the log of the factor that is predicted from the rows of other calls."""
         import numpy as np
 
-        pulls: Array = inverse @ self._logs
-        others: Array = np.zeros(len(self._calls))
+        pulls: Floats = inverse @ self._logs
+        others: Floats = np.zeros(len(self._calls))
         for rows in self._calls_of.values():
-            own: Array = inverse[np.ix_(rows, rows)]
+            own: Floats = inverse[np.ix_(rows, rows)]
             others[rows] = self._logs[rows] - np.linalg.solve(own, pulls[rows])
         return others
 
-    def _same_call(self, state: str, rows: Sequence[int]) -> Array:
+    def _same_call(self, state: str, rows: Sequence[int]) -> Floats:
         """Return the correlations of a call's error in one cache state with the errors of its measured rows."""
         import numpy as np
 
@@ -350,15 +347,15 @@ def choose(
     totals_us = [call.time_us * count for call, count in zip(calls, counts, strict=True)]
     order = sorted(range(len(calls)), key=lambda place: -totals_us[place] * calls[place].deviation)[:MOST_CALLS]
     compared = [calls[place] for place in order]
-    weights: Array = np.array([totals_us[place] for place in order], dtype=np.float64)
-    cost: Array = np.array([1.0] * len(calls) if costs is None else costs, dtype=np.float64)[order]
+    weights: Floats = np.array([totals_us[place] for place in order], dtype=np.float64)
+    cost: Floats = np.array([1.0] * len(calls) if costs is None else costs, dtype=np.float64)[order]
     is_open = np.array([True] * len(calls) if measurable is None else measurable, dtype=np.bool_)[order]
-    left: Array = covariances(compared, compared)
+    left: Floats = covariances(compared, compared)
     whole = float(weights @ left @ weights)
     chosen: list[Choice] = []
     while len(chosen) < (len(compared) if most is None else most):
         is_open &= cost <= budget
-        noisy: Array = np.diag(left) + REPEAT_ERROR**2
+        noisy: Floats = np.diag(left) + REPEAT_ERROR**2
         gains = np.where(is_open, (left @ weights) ** 2 / noisy, 0.0)
         best = int(np.argmax(gains)) if len(gains) else 0
         if whole <= 0.0 or not len(gains) or gains[best] <= 0.0:

@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.describe import describe_signature
 from opreplay.replay.ops.recorded.layers import MOST_TOP_K, Evidence, work_of_call
 from opreplay.replay.ops.recorded.sizes import COMMUNICATION, CallWork, is_layer, kind_of, work_of
+from opreplay.traces.arrays import Bools, Floats, Ints
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.literals import is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature, Trace
@@ -43,7 +43,7 @@ MOST_KERNELS = 64
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _OVER_LINK = re.compile(r"Memcpy (HtoD|DtoH)")
 _ROUTING = re.compile(r"top_?k|gating|sorttokens", re.IGNORECASE)
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 Bound = Literal["compute", "memory", ""]
 
 
@@ -374,13 +374,13 @@ def _routings(signature: OpSignature) -> Iterator[tuple[int, int, int]]:
             yield shapes[0][0], shapes[0][1], numbers[0]
 
 
-def _named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def _named(trace: Trace, pattern: re.Pattern[str]) -> Bools:
     """Return a mask of the kernels whose name matches the pattern."""
     matching = np.array([pattern.search(name) is not None for name in trace.kernel_names] or [False], bool)
     return matching[trace.kernels.name]
 
 
-def _time_in_tf32(trace: Trace, at: Rows, time_us: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.float64]:
+def _time_in_tf32(trace: Trace, at: Rows, time_us: Floats, length: int) -> Floats:
     """Return, for each row, the share of its time in calls with a kernel whose name contains TF32."""
     kernels = trace.kernels
     is_named = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]

@@ -8,16 +8,16 @@ from hashlib import blake2b
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.model import RecordedKernel
 from opreplay.replay.plan.select import keeps_name
 from opreplay.replay.plan.selection import OpFilter
+from opreplay.traces.arrays import Floats, Ints, distinct
 from opreplay.traces.dtypes import common_spelling
 from opreplay.traces.links.parents import innermost_of, innermost_parent
 from opreplay.traces.model import OpSignature, Trace
 
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 _ARITHMETIC = (
     "aten::_foreach_add",
     "aten::_foreach_sub",
@@ -104,11 +104,11 @@ def heaviest_rows(
     return rows[np.isin(signature, present)]
 
 
-def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
+def _first_of_same_op(trace: Trace, rows: Rows) -> Ints:
     """Map each signature of the trace to the first signature of the same op (`signature_id`)."""
     same = np.arange(len(trace.signatures), dtype=np.int64)
     first: dict[str, int] = {}
-    present: list[int] = np.unique(trace.ops.signature[rows]).tolist()
+    present: list[int] = distinct(trace.ops.signature[rows]).tolist()
     for index in present:
         signature = trace.signatures[index]
         if signature.concrete is not None and is_arithmetic(signature.name):
@@ -131,7 +131,7 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
     return np.where((owner >= 0) & chosen[owner], owner, -1)
 
 
-def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float64]:
+def device_ns_of(trace: Trace, rows: Rows, select: str) -> Floats:
     """Return the device time in ns attributed to each row of `trace.ops`; 0 for rows that are not selected."""
     owner = owner_among(trace, rows, select)
     owned = owner >= 0

@@ -28,6 +28,7 @@ from opreplay.replay.plan.recorded.groups import (
 )
 from opreplay.replay.plan.select import keep_heaviest, no_such_phase, outermost_us, selected_rows
 from opreplay.replay.plan.selection import OpFilter, Selection
+from opreplay.traces.arrays import distinct
 from opreplay.traces.errors import TooLarge
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.links.optimizer_counters import optimizer_counters
@@ -84,7 +85,7 @@ def recorded_ops(trace: Trace, *, select: str, filters: OpFilter) -> RecordedOps
     total_us = shell.device_us_total or shell.host_us_total
     heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=shell.device_us_total > 0)
     if not filters.ops:
-        _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
+        _refuse_too_many(trace, len(distinct(trace.ops.signature[heaviest])))
     weight = passes.weight_of(shell)
     ops = sorted(_unresolved(trace, heaviest, select, batches), key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in ops], filters, total_us, weight)

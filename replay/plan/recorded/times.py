@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import NOT_RECORDED, RecordedKernel, ReplayOp, ReplayPlan
@@ -31,6 +29,7 @@ from opreplay.replay.results.compare.judge import StepTimes
 from opreplay.replay.results.compare.replaced import StepCall
 from opreplay.replay.results.compare.sides import UNNAMED, OpTime, Times
 from opreplay.replay.results.stats import median_interval
+from opreplay.traces.arrays import Array, Floats
 from opreplay.traces.links.steps import PairedBy, Step, busy_steps
 from opreplay.traces.losses import loss_text
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
@@ -38,7 +37,6 @@ from opreplay.traces.names import file_name
 from opreplay.traces.times.doubts import Doubts, doubts_of
 
 LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
-Floats = npt.NDArray[np.float64]
 
 
 def times_of_trace(
@@ -78,9 +76,7 @@ def times_of_trace(
     )
 
 
-def _op_times(
-    trace: Trace, rows: Rows, select: str, level: MetadataLevel | None, ns: npt.NDArray[Any]
-) -> Iterator[OpTime]:
+def _op_times(trace: Trace, rows: Rows, select: str, level: MetadataLevel | None, ns: Array) -> Iterator[OpTime]:
     """Yield one entry for each id, with the times of all its calls. `ns` has the time of each row of `trace.ops`."""
     kernels = kernels_by_signature(trace, owner_among(trace, rows, select))
     by_id: dict[str, list[Rows]] = {}

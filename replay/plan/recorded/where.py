@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.select import inside_ops, label_rows, opened_rows
+from opreplay.traces.arrays import Ints, distinct
 from opreplay.traces.links.annotations import unread_annotations
 from opreplay.traces.links.collectives import host_collectives
 from opreplay.traces.links.parents import innermost_parent
@@ -115,7 +115,7 @@ def _on_device(trace: Trace) -> Where:
     classes = [CLASSES[i] for i in indices]
     kinds = [classes[row] for row in map(int, owned)]
     times: list[float] = (trace.kernels.dur_ns[owned] / 1e3).tolist()
-    calls = Counter(_names(trace, np.unique(owner[owned])))
+    calls = Counter(_names(trace, distinct(owner[owned])))
     return Where(
         clock="device",
         total_us=by_class.total_us,
@@ -140,7 +140,7 @@ def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str,
     return {name: us / total_us for name, us in sorted(by_class.items(), key=lambda item: -item[1]) if total_us}
 
 
-def _names(trace: Trace, rows: npt.NDArray[np.int64]) -> list[str]:
+def _names(trace: Trace, rows: Ints) -> list[str]:
     """Return the op names of these rows."""
     signatures: list[int] = trace.ops.signature[rows].tolist()
     return [trace.signatures[i].name for i in signatures]

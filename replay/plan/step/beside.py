@@ -15,12 +15,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.model import CollectiveCall, RecordedSequence
+from opreplay.traces.arrays import Ints
 
 How = Literal["recorded", "order", "unknown"]
-Times = npt.NDArray[np.int64]
+Times = Ints
 NEVER = np.iinfo(np.int64).max
 """Stands for the start of a call's device work if the call launched none."""
 

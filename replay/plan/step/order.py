@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence
 from opreplay.replay.plan.select import outermost
 from opreplay.replay.plan.step.beside import NEVER, RequestedCollective, place_collectives
+from opreplay.traces.arrays import Bools, Floats, Ints
 from opreplay.traces.links.annotations import Phase
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import innermost_parent, of_rows, outermost_of
 from opreplay.traces.links.steps import busy_steps
 from opreplay.traces.model import Trace
 
-Rows = npt.NDArray[np.int64]
+Rows = Ints
 Window = tuple[str, int, int, int]
 """A recorded step: its name, its start and end in ns, and its track. A track of -1 stands for all processes."""
 
@@ -111,13 +111,13 @@ def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]
     return [window for window in windows if np.diff(np.searchsorted(starts[window[3]], window[1:3]))[0] > 0]
 
 
-def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.NDArray[np.bool_]:
+def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> Bools:
     """Return a mask of the rows that start in the window and belong to the process that marked it."""
     start = trace.ops.start_ns[rows]
     return (start >= begin) & (start < end) & _of_process(trace, rows, track)
 
 
-def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
+def _of_process(trace: Trace, rows: Rows, track: int) -> Bools:
     """Return a mask of the rows that belong to the process of a track. Other processes run other steps. For track -1,
     all rows belong.
     """
@@ -143,7 +143,7 @@ def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
     return int(start.min()), int((start + trace.ops.dur_ns[rows]).max())
 
 
-def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
+def _not_nested(trace: Trace, order: Rows, device_ns: Floats) -> tuple[Rows, Floats]:
     """Return (the selected calls that are not nested in another one, the device time in ns of each row).
 
     The device time of a call includes that of the calls nested in it, because replaying the call also runs them.

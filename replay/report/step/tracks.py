@@ -19,12 +19,13 @@ import orjson
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.report.text import safe
-from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS, Floats, StepGraph
+from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.simulated import Predicted
 from opreplay.replay.timeline.timeline import Study
+from opreplay.traces.arrays import Floats
 
 Event = dict[str, Any]
 _NAME_LENGTH = 200

@@ -16,12 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.stats import quantile
-
-Floats = npt.NDArray[np.float64]
+from opreplay.traces.arrays import Floats
 
 RIDGE_NAME, RIDGE_OP = 0.05, 0.3
 """Ridge weights, as sums of squared gauge readings in log units.

@@ -20,8 +20,6 @@ from opreplay.replay.timeline.graph.model import (
     WOKEN,
     Carried,
     EdgeList,
-    Floats,
-    Ints,
     Lane,
     Nodes,
     Slices,
@@ -42,6 +40,7 @@ from opreplay.replay.timeline.graph.waits import (
     top_level,
 )
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Floats, Ints
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.steps import Step, busy_steps
 

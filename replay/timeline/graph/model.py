@@ -7,13 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from opreplay.traces.arrays import ArrayOf, Bools, Floats, Ints
 from opreplay.traces.links.steps import Step
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 EDGE_KINDS: tuple[str, ...] = (
     "thread order",
@@ -47,7 +43,7 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     Rows are sorted so that the target of each edge comes after its source. Times are in µs after the step's start.
     """
 
-    kind: npt.NDArray[np.uint8]
+    kind: ArrayOf[np.uint8]
     """Index into `NODE_KINDS`."""
     lane: Ints
     """Index into `StepGraph.lanes`."""
@@ -80,9 +76,9 @@ class Edges(msgspec.Struct, frozen=True, kw_only=True):
     target: Ints
     lag_us: Floats
     """Lag in µs; negative if a task started before the previous task on its stream had ended."""
-    kind: npt.NDArray[np.uint8]
+    kind: ArrayOf[np.uint8]
     """Index into `EDGE_KINDS`."""
-    recorded: npt.NDArray[np.bool_]
+    recorded: Bools
     """Whether the trace records the dependency; otherwise it was inferred from times."""
     unknown_us: Floats
     """Part of `lag_us` that no record explains. Schedules keep it, although no dependency is known for it."""

@@ -8,7 +8,8 @@ import heapq
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import HOST, KERNEL, SHARED, Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import HOST, KERNEL, SHARED, StepGraph
+from opreplay.traces.arrays import Floats, Ints
 
 MOST_COPIES = 8
 STEADY = 1e-3

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import COLLECTIVE, KERNEL, Bools, Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import COLLECTIVE, KERNEL, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, paced
 from opreplay.replay.timeline.graph.tasks import Tasks, tasks_of
 from opreplay.replay.timeline.graph.threads import homes, main_track
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Bools, Floats, Ints
 from opreplay.traces.links.steps import busy_steps
 
 MOST_STEPS = 16

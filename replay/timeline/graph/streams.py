@@ -9,20 +9,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import (
-    COLLECTIVE,
-    CROSS_STREAM,
-    KERNEL,
-    SHARED,
-    STREAM,
-    Bools,
-    EdgeList,
-    Floats,
-    Ints,
-    Unexplained,
-)
+from opreplay.replay.timeline.graph.model import COLLECTIVE, CROSS_STREAM, KERNEL, SHARED, STREAM, EdgeList, Unexplained
 from opreplay.replay.timeline.graph.tasks import Earlier, Tasks
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Bools, Floats, Ints
 from opreplay.traces.links.steps import Step
 
 _LATENCY_MARGIN_US = 50.0

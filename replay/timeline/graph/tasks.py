@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET, Bools, Floats, Ints
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Bools, Floats, Ints, distinct
 from opreplay.traces.links.arrows import HOST_TO_DEVICE, QUEUE, ids_with_arrows
 from opreplay.traces.links.steps import Step
 from opreplay.traces.times.communication import communication_rows
@@ -210,10 +211,10 @@ def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints
     the lowest integer.
     """
     first = np.full(len(start), np.iinfo(np.int64).min)
-    for key in np.unique(device[inside]):
+    for key in distinct(device[inside]):
         on = device == key
         first[on] = start[on & inside].min()
-        for number in np.unique(stream[on & inside]):
+        for number in distinct(stream[on & inside]):
             here = on & (stream == number)
             first[here] = start[here & inside].min()
     return first
@@ -221,7 +222,7 @@ def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints
 
 def _own_device(device: Ints, inside: Bools) -> Bools:
     """Return a mask of tasks on a device that the step launched work on (all tasks if it launched nothing)."""
-    used = np.unique(device[inside])
+    used = distinct(device[inside])
     return np.isin(device, used) if len(used) else np.ones(len(device), bool)
 
 
@@ -278,7 +279,7 @@ def _home_of_launch(trace: Trace, home: Ints) -> Ints:
     CANN records threads under another process. These threads are matched with those of `home` by thread id.
     """
     by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
-    busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
+    busy: set[str] = {trace.tracks[int(track)][0] for track in distinct(trace.ops.track)} if len(trace.ops) else set()
     out = home.copy()
     for index, (pid, tid) in enumerate(trace.tracks):
         if home[index] < 0 and pid not in busy and busy:

@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from opreplay.replay.timeline.graph.model import NO_OP, Bools, Floats, Ints, Slices
+from opreplay.replay.timeline.graph.model import NO_OP, Slices
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.arrays import Array, Bools, Floats, Ints, distinct
 from opreplay.traces.links.parents import innermost_of, nest
 from opreplay.traces.links.steps import Step
 
@@ -93,7 +92,7 @@ def _of(chosen: Bools, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     return rows, start[rows], (end - start)[rows]
 
 
-def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
+def _within(start: Ints, dur: Array, step: Step) -> Bools:
     return (start < step.end_ns) & (start + dur > step.start_ns)
 
 
@@ -130,7 +129,7 @@ def main_track(trace: Trace, step: Step) -> int:
     spent = np.bincount(trace.ops.track, weights=trace.ops.dur_ns.astype(np.float64), minlength=n)
     backward = np.array([s.name.startswith(_AUTOGRAD) for s in trace.signatures] or [False])
     of_autograd = np.zeros(n, bool)
-    of_autograd[np.unique(trace.ops.track[backward[trace.ops.signature]])] = True
+    of_autograd[distinct(trace.ops.track[backward[trace.ops.signature]])] = True
     return int(np.where(of_autograd & ~of_autograd.all(), -1.0, spent).argmax())
 
 

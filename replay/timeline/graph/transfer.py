@@ -7,7 +7,8 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, StepGraph
+from opreplay.traces.arrays import Floats, Ints
 
 
 def transfer_times(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:

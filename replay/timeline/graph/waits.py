@@ -11,10 +11,11 @@ from bisect import bisect_left, bisect_right
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC, Floats
+from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC
 from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Earlier, Tasks
 from opreplay.replay.timeline.graph.threads import HostEvents
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Floats
 from opreplay.traces.links.steps import Step
 
 LONG_CALL_US = 30.0

@@ -13,19 +13,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import (
-    COLLECTIVE,
-    MEMBERS,
-    STREAM,
-    Carried,
-    Edges,
-    Floats,
-    Ints,
-    Lane,
-    Nodes,
-    StepGraph,
-)
+from opreplay.replay.timeline.graph.model import COLLECTIVE, MEMBERS, STREAM, Carried, Edges, Lane, Nodes, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed, step_length
+from opreplay.traces.arrays import Floats, Ints
 from opreplay.traces.joins.matched import JobCollectives, Matched, Member
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from opreplay.replay.timeline.changes import Unmatched
-from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.job.graph import JobGraph
 from opreplay.replay.timeline.job.values import JobMeasured
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.names import Names
+from opreplay.traces.arrays import Floats
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.collectives import RankCall

@@ -15,7 +15,7 @@ from opreplay.replay.ascend.simulate.step_residency import PlannedStep
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, apply_change
 from opreplay.replay.timeline.graph.build import step_graph
-from opreplay.replay.timeline.graph.model import COLLECTIVE, Floats, StepGraph
+from opreplay.replay.timeline.graph.model import COLLECTIVE, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, lag_bounds
 from opreplay.replay.timeline.job.graph import JobGraph, RankGraph, job_graph
 from opreplay.replay.timeline.job.measured import measured_job
@@ -34,6 +34,7 @@ from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.simulated import Host, Predicted, predict
 from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
+from opreplay.traces.arrays import Floats
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.matched import Clock, JobCollectives, Matched, sum_of_rank
 from opreplay.traces.joins.ranks import RankCalls, match

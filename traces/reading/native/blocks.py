@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from opreplay.traces.arrays import Array
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector, Tracks
-from opreplay.traces.reading.columns import Array
 from opreplay.traces.reading.decoding import NO_CATEGORY, NPU_TASK, EventDecoder
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from opreplay.replay.execute.executors.base import Executor, Prepared
-from opreplay.replay.execute.executors.clocks import UNSTABLE, garbage_collection_off
+from opreplay.replay.execute.executors.clocks import UNSTABLE
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import SamplePlan, collect
 from opreplay.replay.execute.visits import Visits, VisitSamples
@@ -24,6 +24,7 @@ from opreplay.replay.ir.reasons import NotReplayable, Reason
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
+from opreplay.traces.garbage import collector_off
 
 SAMPLE_US = 500.0
 """Target duration of a sample. It is a thousand times the resolution of common clocks, and short enough for 400 samples
@@ -95,7 +96,7 @@ def measure(
         plan, capture_warnings = _captured(executor, plan)
     fewest = visits.fewest_samples(executor.threads, plan.cache)
     throttled = environment.throttle_events()
-    with garbage_collection_off():
+    with collector_off():
         samples = collect(
             executor, prepared, plan, options, budget_s=budget_s, left_s=LEFT_SHARE * left_s, fewest=fewest
         )

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from math import prod
 from typing import Any
@@ -33,6 +31,7 @@ from opreplay.replay.tile.language.tiles import Memory, Ref
 from opreplay.replay.tile.language.vector import TileCore
 from opreplay.replay.tile.program import Bound, Parameter, Program
 from opreplay.traces.errors import OpReplayError, UsageError
+from opreplay.traces.garbage import collector_off
 
 MOST_RERUNS = 16
 """Maximum number of loops in a program that may turn out not to repeat."""
@@ -60,19 +59,7 @@ class CoreRuns(msgspec.Struct):
         return any(recording.mixed for _, recording in self.classes)
 
 
-@contextmanager
-def _uncollected() -> Generator[None, None, None]:
-    """Disable garbage collection for speed, because recordings have many objects and none in reference cycles."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@_uncollected()
+@collector_off()
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
     """Run a program without values, once for each group of cores that do the same work. Raises TileError.
 

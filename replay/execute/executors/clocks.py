@@ -7,9 +7,7 @@ Other modules decide when to stop.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from time import get_clock_info, perf_counter, perf_counter_ns
@@ -196,15 +194,3 @@ class Gauge:
         if not memory or self._memory is None:
             return (compute_us,)
         return compute_us, clock.time_calls(self._memory, 1)
-
-
-@contextmanager
-def garbage_collection_off() -> Generator[None, None, None]:
-    """Disable Python's garbage collector while calls are timed."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -23,7 +23,6 @@ import msgspec
 
 from opreplay.replay.arguments.shrink.choose import shrink_to_limit
 from opreplay.replay.execute.executors.base import Executor
-from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.messages import PassDone, SequenceOutcome, SequenceTask
@@ -39,6 +38,7 @@ from opreplay.replay.results.measurement import MeasureWarning
 from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, VALUES, Outcome, unable
 from opreplay.replay.results.records import Filling, Tensors
 from opreplay.traces.errors import OpReplayError
+from opreplay.traces.garbage import collector_off
 
 BEAT = struct.Struct("<qq")
 """Format of a heartbeat: index of the op, and a counter of calls."""
@@ -184,7 +184,7 @@ class SequenceRun:
         interrupted: Counter[int] = Counter()
         self._warm_up(program)
         try:
-            with garbage_collection_off():
+            with collector_off():
                 started = perf_counter()
                 while calls and len(sums) < max_passes:
                     before, aside_s, begun = program.refilled, program.aside_s, perf_counter()

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import RankReply, SharedCall, SharedPasses, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import MeasureOptions
@@ -27,6 +26,7 @@ from opreplay.replay.execute.sequence.program import Program
 from opreplay.replay.ir.reasons import NotReplayable, Reason
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.results import stats
+from opreplay.traces.garbage import collector_off
 
 MOST_STAMPS = 20_000
 """Maximum number of times of collectives to store. A step with many collectives therefore gets fewer passes."""
@@ -320,7 +320,7 @@ class _Passes:
     def measured(self, options: MeasureOptions, time_s: float) -> None:
         """Make rounds with one pass of each kind until all ranks have enough passes."""
         max_passes = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
-        with garbage_collection_off():
+        with collector_off():
             self._round(counts=False)
             started = perf_counter()
             enough = False

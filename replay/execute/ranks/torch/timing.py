@@ -12,10 +12,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.messages import RankReply
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.torch.buffers import Buffers
+from opreplay.traces.garbage import collector_off
 
 SAMPLE_US = 2000.0
 """Target duration of a sample in µs."""
@@ -38,7 +38,7 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
     max_samples = max(3, int(OVERRUN * options.op_time_s / sample_s))
     count = max(1, min(wanted, max_samples, int(0.5 * options.hard_limit_s() / sample_s)))
     samples_us: list[float] = []
-    with garbage_collection_off():
+    with collector_off():
         dist.barrier(group=buffers.group)
         call = buffers.call
         for _ in range(count):

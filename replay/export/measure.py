@@ -51,13 +51,6 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """Share by which measuring this call reduces the variance of the predicted total."""
 
 
-class MeasureFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of the file."""
-
-    text: str
-    calls: tuple[Timed, ...]
-
-
 def cost_s(cold_us: float, warm_us: float) -> float:
     """Return the approximate number of seconds that measuring a call takes."""
     samples = measure_script.SAMPLES

@@ -87,16 +87,6 @@ class Faults(msgspec.Struct):
         if isinstance(event, Predicted):
             self.add([event])
 
-    def watching(self, predict: Predict) -> Predict:
-        """Wrap a predictor so that its internal errors are collected."""
-
-        def watched(op: ReplayOp) -> Predicted:
-            prediction = predict(op)
-            self.add([prediction])
-            return prediction
-
-        return watched
-
     def add(self, predictions: Iterable[Predicted]) -> None:
         """Collect the internal errors in these predictions."""
         for prediction in predictions:

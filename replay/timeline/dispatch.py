@@ -65,7 +65,6 @@ class Stretches(msgspec.Struct, frozen=True, kw_only=True):
     """Interval index of each host node; -1 for device tasks."""
     us: Floats
     """Host time of each interval, without waits."""
-    ends_in_launch: Bools
     is_long: Bools
     """Mask of intervals that take much longer than the dispatch of an op."""
     least_long_us: float
@@ -114,7 +113,6 @@ def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
     return Stretches(
         of_node=of_node,
         us=us,
-        ends_in_launch=launched,
         is_long=long,
         least_long_us=least_long_us,
         outside_graphs=long | among(waiting) | copied | after_copy,

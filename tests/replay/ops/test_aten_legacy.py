@@ -10,12 +10,33 @@ import torch
 import torch.nn.functional as F
 
 from opreplay.replay.ops.aten import RENAMED, legacy_form
-from opreplay.replay.ops.aten.legacy.forms import LEGACY, WITHOUT
+from opreplay.replay.ops.aten.legacy.forms import LEGACY
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import compile_schema, specs_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "aten_ops_removed_since_1_8.txt"
+WITHOUT = {
+    **dict.fromkeys(
+        ("_nested_tensor_layer_norm", "_nested_tensor_offsets"), "a trace does not record nested tensors"),
+    **dict.fromkeys(("_sparse_mask_helper", "_sparse_matrix_mask_helper", "_sparse_csr_tensor"),
+                    "a trace does not record the layout of sparse tensors"),
+    **dict.fromkeys(("align_as", "align_tensors"), "a trace does not record names of dimensions"),
+    **dict.fromkeys(("_native_multi_head_self_attention", "_native_decoder_only_multi_head_attention",
+                     "_transformer_decoder_only_layer_fwd"), "in one release only, as a prototype"),
+    "_linalg_inv_out_helper": "generated together with its in-place form in one release, but never called",
+    **dict.fromkeys(
+        ("_cholesky_helper", "_det_lu_based_helper", "_det_lu_based_helper_backward_helper",
+         "_inverse_helper", "_linalg_inv_out_helper_", "_linalg_qr_helper", "_linalg_solve_out_helper_",
+         "_lu_solve_helper", "_solve_helper", "_svd_helper", "_syevd_helper", "_symeig_helper", "eig",
+         "lstsq", "matrix_rank", "solve", "symeig"),
+        "a factorisation or its helper, which networks rarely call"),
+    **dict.fromkeys(
+        ("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", "_addmv_impl_"),
+        "in one release only, or an internal helper"),
+    **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
+}  # fmt: skip
+"""Op without an equivalent → reason why it has none."""
 REMOVED = [line.split("\t")[0] for line in GOLDEN.read_text().splitlines()]
 
 

@@ -3,7 +3,7 @@
 
 The schemas were read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
 1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. A functional overload that needs more than
-a new name has a row here. `WITHOUT` maps each op that has no equivalent to the reason.
+a new name has a row here.
 
 `out=` variants of removed ops have no row, because autograd and the public functions of these versions call the
 functional forms. torch is imported only when a row is used.
@@ -104,28 +104,6 @@ RENAMED: dict[str, str] = {
     "aten::slow_conv2d_forward": "aten::_slow_conv2d_forward",
 }
 """Removed op → op that replaces it, with the same leading arguments."""
-
-WITHOUT: dict[str, str] = {
-    **dict.fromkeys(
-        ("_nested_tensor_layer_norm", "_nested_tensor_offsets"), "a trace does not record nested tensors"),
-    **dict.fromkeys(("_sparse_mask_helper", "_sparse_matrix_mask_helper", "_sparse_csr_tensor"),
-                    "a trace does not record the layout of sparse tensors"),
-    **dict.fromkeys(("align_as", "align_tensors"), "a trace does not record names of dimensions"),
-    **dict.fromkeys(("_native_multi_head_self_attention", "_native_decoder_only_multi_head_attention",
-                     "_transformer_decoder_only_layer_fwd"), "in one release only, as a prototype"),
-    "_linalg_inv_out_helper": "generated together with its in-place form in one release, but never called",
-    **dict.fromkeys(
-        ("_cholesky_helper", "_det_lu_based_helper", "_det_lu_based_helper_backward_helper",
-         "_inverse_helper", "_linalg_inv_out_helper_", "_linalg_qr_helper", "_linalg_solve_out_helper_",
-         "_lu_solve_helper", "_solve_helper", "_svd_helper", "_syevd_helper", "_symeig_helper", "eig",
-         "lstsq", "matrix_rank", "solve", "symeig"),
-        "a factorisation or its helper, which networks rarely call"),
-    **dict.fromkeys(
-        ("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", "_addmv_impl_"),
-        "in one release only, or an internal helper"),
-    **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
-}  # fmt: skip
-"""aten op of torch 1.8 to 1.13 that has no equivalent → reason why it has none."""
 
 _CUDNN = "int[] padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool allow_tf32"
 _CUDNN_UP = _CUDNN.replace("int[] stride", "int[] output_padding, int[] stride", 1)

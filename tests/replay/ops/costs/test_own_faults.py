@@ -148,10 +148,10 @@ def test_other_ops_keep_their_predictions(monkeypatch: pytest.MonkeyPatch) -> No
     relu = ReplayOp(id="f" * 12, name="aten::relu", count=1, recorded=RECORDED, args=MM[:1])
     monkeypatch.setattr(OpView, "need", broken)
     faults = Faults()
-    predict = faults.watching(OpPredictor(devices=devices))
-    broken_op = predict(mm())
+    broken_op, other = map(OpPredictor(devices=devices), (mm(), relu))
+    faults.add([broken_op, other])
     assert (broken_op.simulated, len(broken_op.why), len(broken_op.errors)) == ({}, 2, 2)
-    assert set(predict(relu).simulated) == set(devices)
+    assert set(other.simulated) == set(devices)
     assert list(faults.by_op) == ["e" * 12]
     with pytest.raises(InternalError, match="aten::mm"):
         faults.conclude()

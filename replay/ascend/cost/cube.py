@@ -150,6 +150,8 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     """Whether all products of the batch use the same matrix B."""
     weight_bits: int = 0
     """Bits per element of B in memory if B is unpacked to the dtype of A on loading. 0 means that B is not unpacked."""
+    added_bytes_per_element: int = 0
+    """Bytes that are read per element of the result because the kernel adds the product to them."""
 
 
 TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
@@ -159,8 +161,8 @@ TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
 def gemm_of(call: KernelCall) -> Gemm | None:
     """Return the sizes of a matrix product from its operand shapes; None if the shapes do not form a product.
 
-    Inputs are A and B; any others (bias, scales) are ignored. Transposition is taken from attrs or, without these,
-    chosen so that the shapes match.
+    Inputs are A and B. Any others (bias, scales) are ignored, except for a third one to which the product is added
+    (attr `adds`). Transposition is taken from attrs or, without these, chosen so that the shapes match.
     """
     inputs = call.inputs
     if len(inputs) < 2 or (a := inputs[0]) is None or (b := inputs[1]) is None:
@@ -192,6 +194,7 @@ def gemm_of(call: KernelCall) -> Gemm | None:
         is_nz(b),
         shared_b,
         bits if isinstance(bits, int) else 0,
+        itemsize(inputs[2].dtype) if flags.get("adds") and len(inputs) > 2 and inputs[2] is not None else 0,
     )
 
 
@@ -246,7 +249,7 @@ def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) ->
     """Return (bytes of the operands, bytes of the result, share of the bytes found in L2)."""
     batch, m, n, once = gemm.batch, gemm.m, gemm.n, gemm.k * itemsize(gemm.dtype)
     weight = (1 if gemm.shared_b else batch) * n * (gemm.k * gemm.weight_bits / 8 if gemm.weight_bits else once)
-    operands = batch * m * once + weight
+    operands = batch * m * (once + n * gemm.added_bytes_per_element) + weight
     result = batch * m * n * gemm.out_bytes_per_element
     moved = operands + result
     if resident is None:

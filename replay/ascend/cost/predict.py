@@ -15,7 +15,14 @@ from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import CORE_LOAD, work_terms
-from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
+from opreplay.replay.ascend.cost.vector_work import (
+    COUNTERS,
+    SUMS,
+    VECTOR_FLOATS,
+    dtype_factor,
+    operations_of,
+    summed_alone,
+)
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
 from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, State
 from opreplay.replay.results.records import Simulated
@@ -33,9 +40,8 @@ public.
 def _aicpu_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    operations = call.attrs.get("operations")
-    counted = operations if isinstance(operations, int | float) else 0.0
-    return {"launch": device.rates.aicpu_us + family.fixed_us, "aicpu": counted / AICPU_OPERATIONS_PER_US}
+    counted_us = operations_of(call) / AICPU_OPERATIONS_PER_US
+    return {"launch": device.rates.aicpu_us + family.fixed_us, "aicpu": counted_us}
 
 
 HOST_BYTES_PER_US = 64e3
@@ -170,11 +176,14 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
     return device.families[device.types.get(kind, "Unknown")]
 
 
-def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
+def least_us(
+    family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None, operations: float = 0.0
+) -> float:
     """Return a lower bound on the kernel's time in microseconds.
 
-    The bound is the longest of four times: a bare launch; the products at the peak rate of all cube cores; the bytes at
-    the peak rate of L2; and, at the peak rate of HBM, the bytes that L2 can hold neither before nor after the kernel.
+    The bound is the longest of five times: a bare launch; the products at the peak rate of all cube cores;
+    `operations` at the rate of all vector cores; the bytes at the peak rate of L2; and, at the peak rate of HBM, the
+    bytes that L2 can hold neither before nor after the kernel.
     """
     form = family.form
     if form == "matmul":
@@ -194,6 +203,9 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
     floor_us = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz) * 1e6
     if moved > 2 * device.l2_bytes:
         floor_us = max(floor_us, (moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s * 1e6)
+    if operations:
+        lanes = device.aiv_cores * VECTOR_FLOATS * device.vector_width
+        floor_us = max(floor_us, operations / (lanes * device.freq_hz) * 1e6)
     return floor_us if floor_us > BARE_START_US else BARE_START_US
 
 
@@ -408,7 +420,11 @@ def predict_kernel(
     scaled, time_us, longest = _scaled(terms, scale)
     # Elsewhere efficiencies and peaks in the terms themselves keep the time above the least.
     lowered = resident is not None or scale < 1 or family.memory_factor < 1 or gemm is not None
-    if lowered and form not in UNLIKE_CORES and 0 < time_us < (floor := least_us(family, device, tally, gemm)):
+    if (
+        lowered
+        and form not in UNLIKE_CORES
+        and 0 < time_us < (floor := least_us(family, device, tally, gemm, operations_of(call)))
+    ):
         scaled, time_us, longest = _scaled(terms, scale * (floor / (sum(terms.values()) * scale)))
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)

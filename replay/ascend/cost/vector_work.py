@@ -125,11 +125,21 @@ time.
 """
 
 
+def operations_of(call: KernelCall) -> float:
+    """Return the float32 operations that the attr `operations` counts; 0 if the work follows from the elements."""
+    operations = call.attrs.get("operations")
+    return float(operations) if isinstance(operations, int | float) else 0.0
+
+
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     blocks = blocks_for(tally.most_bytes, device)
     elements = tally.most / blocks
     if call.type in DIVERGING:
         elements *= device.vector_width
+    if call.attrs and (operations := operations_of(call)):
+        each = max(1.0, dtype_factor(call, family))
+        further = operations * each / (blocks * VECTOR_FLOATS * device.vector_width)
+        return Work(blocks, elements, 0, tally.read, tally.write, further=further)
     inputs, widest = call.inputs, tally.widest
     if len(inputs) > 1 and widest is not None and (whole := widest.shape) and whole[-1] > 1:
         for spec in inputs:

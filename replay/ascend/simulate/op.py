@@ -26,6 +26,7 @@ from opreplay.replay.ascend.cost.predict import (
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
 from opreplay.replay.ascend.cost.sizes import tally_of
+from opreplay.replay.ascend.cost.vector_work import operations_of
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import REFERENCE, alone, load_device
@@ -539,7 +540,7 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     """
     bare, calls = alone(device), [call for call, _ in parts]
     floor_us = sum(
-        call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))
+        call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call), operations_of(call))
         for call in calls
         if family_of(call, bare).form not in UNLIKE_CORES
     )

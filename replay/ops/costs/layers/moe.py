@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.invented import NAMED_BY, NARROW_BITS, expert_sizes
@@ -250,19 +252,38 @@ def _stacked(weight: TensorMeta, number: int) -> TensorMeta:
 
 
 def adapters(op: OpView) -> Iterable[KernelCall]:
-    """Return GroupedMatmul of the rows with each low-rank adapter's weight (adapters, ..., out, in)."""
-    x = op.need("inputs", "x", rank=2)
+    """Return GroupedMatmul of the rows with each low-rank adapter's weight (adapters, ..., out, in).
+
+    The product is written to a tensor, or added to it.
+    """
+    x, target = op.need("inputs", "x", rank=2), op.meta("output_tensor", "y") if _adds(op) else None
     name = next((name for name in ADAPTER_WEIGHTS if name in op.args), None)
     if name is None:
         raise DoesNotFit("the adapters' weights are needed")
-    return [_adapter_product(op, x, weight) for weight in op.metas(name) if len(weight.shape) >= 2]
+    return [_adapter_product(op, x, weight, target) for weight in op.metas(name) if len(weight.shape) >= 2]
 
 
-def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta) -> KernelCall:
+def _adds(op: OpView) -> bool:
+    """Check whether the product is added to what its target holds.
+
+    vLLM's ops do if told to; of those with a default, only `bgmv_expand` does by default. The kernels of Punica and
+    vllm-ascend always do.
+    """
+    namespace, _, name = op.op.name.partition("::")
+    return op.flag("add_inputs", default=namespace != "vllm" or name.startswith("bgmv_expand"))
+
+
+def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta, target: TensorMeta | None) -> KernelCall:
     k = x.shape[-1]
     n = weight.shape[-2] if weight.shape[-1] == k else weight.shape[-1]
     count = weight.shape[0] if len(weight.shape) > 2 else 1
-    return grouped(op, x.shape[-2], TensorMeta(shape=(count, k, n), dtype=weight.dtype), k, n)
+    call = grouped(op, x.shape[-2], TensorMeta(shape=(count, k, n), dtype=weight.dtype), k, n)
+    if target is None:
+        return call
+    added = spec(call.outputs[0].shape if call.outputs[0] is not None else (), target.dtype)
+    return msgspec.structs.replace(
+        call, inputs=(*call.inputs, added), outputs=(added,), attrs={**call.attrs, "adds": True}
+    )
 
 
 def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:

@@ -1,14 +1,17 @@
 # pyright: strict
-"""Lowering of Fourier transforms, windows and short-time transforms: one pass over complex data per dimension."""
+"""Lowering of Fourier transforms, windows and short-time transforms: one pass over complex data per dimension, with the
+arithmetic of a fast transform.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import log2, prod
 
-from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ops.op_view import OpView, kernel, spec
 from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
 
 TRANSFORMS = (
     "_fft_c2c",
@@ -32,8 +35,30 @@ def transform(op: OpView) -> Iterable[KernelCall]:
     # Two words a number, whatever dtype the trace has for them.
     largest = max(prod(source.shape), prod(result.shape))
     data = spec((largest, 2), "float32" if "128" not in result.dtype else "float64")
+    passes = max(1, passes)
     op.note("costed as one pass over the data per dimension (never measured)")
-    return [kernel("FFT", [data], [data], max(1, passes))]
+    return [kernel("FFT", [data], [data], passes, operations=_operations(op, source, result, passes) / passes)]
+
+
+BUTTERFLY = 5.0
+"""Operations per complex number and doubling of the length: a multiplication and two additions for half of them."""
+
+
+def _operations(op: OpView, source: TensorMeta, result: TensorSpec, passes: int) -> float:
+    """Return the operations of all transforms: 5 N log2 N for N complex numbers, and half of it if one side is real.
+
+    Lengths that are not a power of two need more.
+    """
+    share = 1.0 if source.dtype.startswith("complex") and result.dtype.startswith("complex") else 0.5
+    if (window := op.integer("n_fft", default=0)) > 0:
+        # One side of the spectrum holds as many numbers as half a window.
+        spectra = max(source, result, key=lambda side: len(side.shape))
+        bins = max(1, spectra.shape[-2]) if len(spectra.shape) > 1 else 1
+        return share * BUTTERFLY * prod(spectra.shape) / bins * window * log2(window)
+    rank = min(len(source.shape), len(result.shape))
+    dims = [dim for dim in op.integers("dim") if -rank <= dim < rank] or list(range(-min(passes, rank), 0))
+    line = prod(max(source.shape[dim], result.shape[dim]) for dim in dims)
+    return share * BUTTERFLY * max(prod(source.shape), prod(result.shape)) * log2(max(1, line))
 
 
 @costs("aten::fft_fftshift aten::fft_ifftshift")

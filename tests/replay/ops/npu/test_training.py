@@ -231,37 +231,3 @@ def test_gatings(call: Call, close: Call) -> None:
     close(weights, X.double().topk(3).values.softmax(-1))
     close(softmax, X.double().softmax(-1))
     assert call("npu::npu_moe_gating_top_k_softmax_v2", x=X, k=3)[2].numel() == 0
-
-
-def test_rerouting_and_gradients_of_permuting(call: Call, close: Call) -> None:
-    numbers = torch.tensor([[1, 2], [2, 1]])
-    rows, scales, index, total = call("npu::npu_moe_re_routing", tokens=X, expert_token_num_per_rank=numbers)
-    order = [0, 3, 4, 1, 2, 5]
-    assert torch.equal(rows, X[order])
-    assert index.tolist() == order
-    assert total.tolist() == [3, 3]
-    assert scales.tolist() == [1] * 6
-    tokens, experts, probs = torch.randn(3, 16), torch.tensor([[0, 1], [1, 2], [0, 2]]), torch.rand(3, 2)
-    permuted, places = call("npu::npu_moe_token_permute", tokens=tokens, indices=experts)
-    dy = torch.randn(6, 16)
-    found = call(
-        "npu::npu_moe_token_permute_grad",
-        tokens=tokens,
-        grad_permuted_tokens=dy,
-        indices=experts,
-        sorted_indices=places,
-    )
-    close(found, dy.double()[places.long()].reshape(3, 2, 16).sum(1))
-    leaves = [x.double().requires_grad_() for x in (permuted, probs)]
-    (leaves[0][places.long()].reshape(3, 2, 16) * leaves[1].unsqueeze(-1)).sum(1).backward(tokens.double())
-    drows, dprobs = call(
-        "npu::npu_moe_token_unpermute_grad",
-        permuted_tokens=permuted,
-        grad_unpermuted_tokens=tokens,
-        sorted_indices=places,
-        probs=probs,
-    )
-    assert leaves[0].grad is not None
-    assert leaves[1].grad is not None
-    close(drows, leaves[0].grad)
-    close(dprobs, leaves[1].grad)

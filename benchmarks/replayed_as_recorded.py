@@ -2,7 +2,7 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--set first|judging|unseen|later|further|mapped|held-out] [--verbose]
+                                              [--set first|unseen|further|mapped|held-out] [--verbose]
 
 Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
@@ -47,8 +47,6 @@ import msgspec
 import torch
 from further_workloads import FURTHER
 from held_out_workloads import HELD_OUT
-from judging_workloads import JUDGING
-from later_workloads import LATER
 from mapped_workloads import MAPPED
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
@@ -71,16 +69,14 @@ ROUNDED = 1e-5
 """A profile holds floating numbers with six digits."""
 SETS: dict[str, tuple[Callable[[], Step], ...]] = {
     "first": WORKLOADS,
-    "judging": JUDGING,
     "unseen": UNSEEN,
-    "later": LATER,
     "further": FURTHER,
     "mapped": MAPPED,
     "held-out": HELD_OUT,
 }
-"""Those that the rules were made on; that judged them; that judged both, and led to more; that judge these; of
-kinds of ops that all of these lack; of vmap, flex attention, sparse matrices and complex numbers, with rules made on
-them; that judge these rules."""
+"""Those that the rules were made on first; two sets that judged these rules and led to more; one of vmap, flex
+attention, sparse matrices and complex numbers, with rules made on it; and one that judges all rules.
+"""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""

@@ -1,10 +1,9 @@
 # pyright: basic, reportIndexIssue=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
 # pyright: reportCallIssue=false, reportUnusedExpression=false, reportOperatorIssue=false
-"""Workloads of a third hand, of other kinds than those of `recorded_workloads` and `judging_workloads`.
+"""Workloads of other kinds than those of `recorded_workloads`, all written before one of them was recorded.
 
-Owns what is run. They were written before any was recorded; docs/resolution.md has the figures of that first look,
-and those after the rules that were made on them.
+Rules were made after looking at them.
 """
 
 from __future__ import annotations
@@ -117,98 +116,6 @@ def packed_speech() -> Step:
         optimizer.step()
         best = scores.detach().argmax(-1).t()
         [torch.unique_consecutive(row)[:5] for row in best]
-
-    return step
-
-
-def message_passing() -> Step:
-    """Edges gathered, weighted by a softmax over neighbours, and summed to nodes, as of graph attention."""
-    nodes, edges = 50, 300
-    at = torch.randint(0, nodes, (2, edges))
-    x, kinds = torch.randn(nodes, 16), torch.randint(0, 5, (edges,))
-    project, score, relation = nn.Linear(16, 4 * 8, bias=False), nn.Parameter(torch.randn(1, 4, 16)), nn.Embedding(5, 4)
-    update, head = nn.GRUCell(32, 16), nn.Linear(16, 3)
-    graph = torch.arange(nodes) // 10
-
-    def step() -> None:
-        source, target = at
-        h = project(x).view(-1, 4, 8)
-        pair = torch.cat([h.index_select(0, source), h.index_select(0, target)], dim=-1)
-        logits = F.leaky_relu((pair * score).sum(-1) + relation(kinds), 0.2)
-        most = torch.full((nodes, 4), float("-inf")).scatter_reduce(
-            0, target[:, None].expand(-1, 4), logits, reduce="amax", include_self=True
-        )
-        weight = (logits - most.detach()[target]).exp()
-        total = torch.zeros(nodes, 4).index_add(0, target, weight)
-        weight = weight / (total[target] + 1e-16)
-        mixed = torch.zeros(nodes, 4, 8).index_add_(0, target, h[source] * weight.unsqueeze(-1)).flatten(1)
-        state = update(mixed, x)
-        degree = torch.bincount(target, minlength=nodes).clamp_(min=1).to(state.dtype)
-        state = state * degree.pow(-0.5).view(-1, 1)
-        pooled = torch.zeros(5, 16).scatter_add_(0, graph.view(-1, 1).expand_as(state), state)
-        mean = torch.zeros(5, 16).scatter_reduce(0, graph[:, None].expand(-1, 16), state, "mean", include_self=False)
-        spans = torch.segment_reduce(state, "max", lengths=torch.full((5,), 10), axis=0)
-        F.cross_entropy(head(pooled + mean + spans), torch.randint(0, 3, (5,))).backward()
-
-    return step
-
-
-def boxes() -> Step:
-    """Anchors matched to boxes, focal and overlap losses, and suppression of boxes that overlap."""
-    tower = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(inplace=True))
-    classes, places = nn.Conv2d(8, 3 * 6, 3, padding=1), nn.Conv2d(8, 3 * 4, 3, padding=1)
-    features = torch.randn(2, 8, 10, 12)
-    truth = torch.tensor([[10.0, 10, 60, 50], [30, 20, 90, 80], [5, 40, 40, 78]])
-
-    def area(b: Tensor) -> Tensor:
-        return (b[..., 2] - b[..., 0]) * (b[..., 3] - b[..., 1])
-
-    def overlap(a: Tensor, b: Tensor) -> Tensor:
-        corner, other = torch.max(a[:, None, :2], b[:, :2]), torch.min(a[:, None, 2:], b[:, 2:])
-        wh = (other - corner).clamp(min=0)
-        inter = wh[:, :, 0] * wh[:, :, 1]
-        return inter / (area(a)[:, None] + area(b) - inter)
-
-    def step() -> None:
-        xs, ys = torch.arange(0, 12, dtype=torch.float32) * 8, torch.arange(0, 10, dtype=torch.float32) * 8
-        y, x = torch.meshgrid(ys, xs, indexing="ij")
-        shifts = torch.stack((x.reshape(-1), y.reshape(-1), x.reshape(-1), y.reshape(-1)), dim=1)
-        sides = torch.tensor([16.0, 32, 64])
-        base = torch.stack([-sides, -sides, sides, sides], dim=1) / 2
-        anchors = (shifts.view(-1, 1, 4) + base.view(1, -1, 4)).reshape(-1, 4)
-        h = tower(features)
-        logits = classes(h).view(2, 3, 6, 10, 12).permute(0, 3, 4, 1, 2).reshape(2, -1, 6)
-        deltas = places(h).view(2, 3, 4, 10, 12).permute(0, 3, 4, 1, 2).reshape(2, -1, 4)
-        quality = overlap(truth, anchors)
-        best, match = quality.max(dim=0)
-        match[best < 0.2] = -1
-        good = torch.where(match >= 0)[0]
-        target = torch.zeros_like(logits[0])
-        target[good, match[good]] = 1.0
-        p = torch.sigmoid(logits)
-        loss = F.binary_cross_entropy_with_logits(logits, target.expand_as(logits), reduction="none")
-        p_t = p * target + (1 - p) * (1 - target)
-        focal = (loss * (1 - p_t) ** 2 * (0.25 * target + 0.75 * (1 - target))).sum()
-        widths = (anchors[:, 2:] - anchors[:, :2]).unsqueeze(0)
-        centres = anchors[:, :2] + 0.5 * widths
-        middle = deltas[..., :2] * widths + centres
-        size = torch.exp(deltas[..., 2:].clamp(max=math.log(1000.0 / 16))) * widths
-        decoded = torch.cat([middle - size / 2, middle + size / 2], dim=-1)
-        near = F.smooth_l1_loss(decoded[0][good], truth[match[good]], beta=1 / 9, reduction="sum")
-        ((focal + near) / max(1, good.numel())).backward()
-        with torch.no_grad():
-            scores, labels = p[0].max(-1)
-            kept = scores > 0.05
-            found, scores, labels = decoded[0][kept], scores[kept], labels[kept]
-            found[:, 0::2].clamp_(min=0, max=96)
-            scores, order = scores.topk(min(20, scores.numel()))
-            found = found[order] + (labels[order].to(found) * 200)[:, None]
-            rows, alive = [], torch.ones(len(order), dtype=torch.bool)
-            for i in range(6):
-                if alive[i]:
-                    rows.append(i)
-                    alive &= overlap(found[i : i + 1], found).squeeze(0) <= 0.5
-            torch.cat([found[rows], scores[rows, None]], 1)
 
     return step
 
@@ -795,36 +702,6 @@ def patches_and_pads() -> Step:
     return step
 
 
-def ensembles() -> Step:
-    """Stacked models under vmap, derivatives forwards and backwards, and checkpointed blocks."""
-    from torch.func import functional_call, hessian, jacrev, jvp, stack_module_state, vjp, vmap
-    from torch.utils.checkpoint import checkpoint_sequential
-
-    models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)]
-    stacked, _ = stack_module_state(models)
-    deep = nn.Sequential(
-        *(nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12), nn.GELU(approximate="tanh")) for _ in range(4))
-    )
-    x = torch.randn(9, 4)
-
-    def call(parameters: dict[str, Tensor], given: Tensor) -> Tensor:
-        return functional_call(models[0], parameters, (given,))
-
-    def energy(point: Tensor) -> Tensor:
-        return (torch.sin(point) * point.roll(1)).sum() + torch.logsumexp(point, 0)
-
-    def step() -> None:
-        outs = vmap(call, in_dims=(0, None))(stacked, x)
-        F.cross_entropy(outs.flatten(0, 1), torch.randint(0, 2, (27,))).backward()
-        jvp(lambda v: torch.tanh(v) @ v.t(), (x,), (torch.ones_like(x),))
-        value, pull = vjp(lambda v: models[1](v).softmax(-1), x)[:2]
-        pull(torch.ones_like(value))
-        jacrev(energy)(torch.randn(5)), hessian(energy)(torch.randn(4)), vmap(torch.dot)(x, x)
-        checkpoint_sequential(deep, 2, torch.randn(6, 12, requires_grad=True), use_reentrant=False).sum().backward()
-
-    return step
-
-
 def adversarial_norms() -> Step:
     """Weights and spectra normalised, a gradient penalty, and an average of the weights."""
     critic = nn.Sequential(
@@ -932,60 +809,6 @@ def collectives_over_gloo() -> Step:
     return step
 
 
-def masked_autoencoder() -> Step:
-    """Patches shuffled and dropped, a vision transformer with scaled layers and dropped paths in bfloat16."""
-
-    class Layer(nn.Module):
-        def __init__(self, wide: int) -> None:
-            super().__init__()
-            self.norms = nn.ModuleList([nn.LayerNorm(wide, eps=1e-6), nn.LayerNorm(wide, eps=1e-6)])
-            self.qkv, self.out = nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
-            self.mlp = nn.Sequential(nn.Linear(wide, 2 * wide), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * wide, wide))
-            self.scales = nn.ParameterList(nn.Parameter(torch.full((wide,), 1e-2)) for _ in range(2))
-
-        def drop(self, x: Tensor) -> Tensor:
-            kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.9)
-            return x * kept.div_(0.9)
-
-        def forward(self, x: Tensor) -> Tensor:
-            b, n, c = x.shape
-            q, k, v = self.qkv(self.norms[0](x)).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4).unbind(0)
-            weights = ((q * (c // 4) ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1)
-            x = x + self.drop(self.out((weights @ v).transpose(1, 2).reshape(b, n, c)) * self.scales[0])
-            return x + self.drop(self.mlp(self.norms[1](x)) * self.scales[1])
-
-    patch, token, hidden = (
-        nn.Conv2d(3, 32, 4, 4),
-        nn.Parameter(torch.zeros(1, 1, 32)),
-        nn.Parameter(torch.zeros(1, 1, 32)),
-    )
-    encoder, decoder, head = Layer(32), Layer(32), nn.Linear(32, 48)
-    places = torch.randn(1, 37, 32)
-    images = torch.rand(3, 3, 24, 24)
-
-    def step() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = patch(images).flatten(2).transpose(1, 2) + places[:, 1:, :]
-            b, n, c = x.shape
-            order = torch.argsort(torch.rand(b, n), dim=1)
-            back = torch.argsort(order, dim=1)
-            kept = torch.gather(x, dim=1, index=order[:, :9].unsqueeze(-1).repeat(1, 1, c))
-            mask = torch.ones([b, n])
-            mask[:, :9] = 0
-            mask = torch.gather(mask, dim=1, index=back)
-            x = encoder(torch.cat((token.expand(b, -1, -1) + places[:, :1], kept), dim=1))
-            fill = hidden.repeat(b, n + 1 - x.shape[1], 1)
-            whole = torch.gather(torch.cat([x[:, 1:, :], fill.to(x.dtype)], 1), 1, back.unsqueeze(-1).repeat(1, 1, c))
-            predicted = head(decoder(torch.cat([x[:, :1, :], whole], dim=1) + places))[:, 1:, :]
-        target = images.reshape(b, 3, 6, 4, 6, 4)
-        target = torch.einsum("nchpwq->nhwpqc", target).reshape(b, 36, 48)
-        target = (target - target.mean(-1, keepdim=True)) / (target.var(-1, keepdim=True) + 1e-6) ** 0.5
-        loss = ((predicted.float() - target) ** 2).mean(dim=-1)
-        ((loss * mask).sum() / mask.sum()).backward()
-
-    return step
-
-
 def own_ops() -> Step:
     """Operators that a library adds, with and without gradients, and autograd functions written in Python."""
 
@@ -1039,72 +862,6 @@ def jagged() -> Step:
         starts = F.pad(lengths.cumsum(0), (1, 0))
         torch.nested.nested_tensor_from_jagged(flat, starts).to_padded_tensor(0.0).sum()
         torch.stack([part.mean(0) for part in flat.split(lengths.tolist())])
-
-    return step
-
-
-def sampled_decoding() -> Step:
-    """Encoder and decoder with relative positions and root mean squares, sampled with top-p, as of T5."""
-    wide, heads = 32, 4
-    words, buckets = nn.Embedding(50, wide), nn.Embedding(8, heads)
-    encode, decode, cross = (nn.ModuleList(nn.Linear(wide, wide, bias=False) for _ in range(4)) for _ in range(3))
-    gain, enter, gates, leave = (
-        nn.Parameter(torch.ones(wide)),
-        nn.Linear(wide, 64),
-        nn.Linear(wide, 64),
-        nn.Linear(64, wide),
-    )
-    text = torch.randint(0, 50, (2, 11))
-
-    def normed(x: Tensor) -> Tensor:
-        return gain * (x.to(torch.float32) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
-
-    def bias(rows: int, columns: int) -> Tensor:
-        relative = torch.arange(columns)[None, :] - torch.arange(rows)[:, None]
-        far = torch.abs(relative)
-        large = 2 + (torch.log(far.float() / 2) / math.log(8) * 2).to(torch.long)
-        bucket = (relative > 0).to(torch.long) * 4 + torch.where(
-            far < 2, far, torch.min(large, torch.full_like(large, 3))
-        )
-        return buckets(bucket).permute([2, 0, 1]).unsqueeze(0)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, add: Tensor | None) -> Tensor:
-        scores = torch.matmul(q, k.transpose(3, 2))
-        scores = scores if add is None else scores + add
-        mixed = torch.matmul(F.softmax(scores.float(), dim=-1).type_as(scores), v)
-        return mixed.transpose(1, 2).contiguous().view(q.shape[0], -1, wide)
-
-    def split(x: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, heads, wide // heads).transpose(1, 2)
-
-    @torch.inference_mode()
-    def step() -> None:
-        x = words(text)
-        h = normed(x)
-        x = x + encode[3](attend(*(split(m(h)) for m in encode[:3]), bias(11, 11)))
-        x = x + leave(F.gelu(enter(normed(x)), approximate="tanh") * gates(normed(x)))
-        seen = normed(x)
-        kept = [split(m(seen)) for m in cross[1:3]]
-        keys, values = torch.zeros(2, 2, heads, 8, wide // heads)
-        tokens = torch.zeros(2, 1, dtype=torch.long)
-        for i in range(4):
-            y = words(tokens[:, -1:])
-            q, k, v = (split(m(normed(y))) for m in decode[:3])
-            at = torch.tensor([i])
-            keys.index_copy_(2, at, k), values.index_copy_(2, at, v)
-            y = y + decode[3](attend(q, keys[:, :, : i + 1], values[:, :, : i + 1], bias(i + 1, i + 1)[:, :, -1:, :]))
-            y = y + cross[3](attend(split(cross[0](normed(y))), *kept, None))
-            logits = F.linear(normed(y)[:, -1, :] * wide**-0.5, words.weight)
-            score = torch.gather(logits, 1, tokens)
-            logits = logits.scatter(1, tokens, torch.where(score < 0, score * 1.2, score / 1.2)) / 0.8
-            logits = logits.masked_fill(logits < torch.topk(logits, 20)[0][..., -1, None], -float("inf"))
-            ordered, index = torch.sort(logits, descending=True)
-            gone = ordered.softmax(dim=-1).cumsum(dim=-1) > 0.9
-            gone[..., 1:] = gone[..., :-1].clone()
-            gone[..., 0] = 0
-            logits = logits.masked_fill(gone.scatter(1, index, gone), -float("inf"))
-            tokens = torch.cat([tokens, torch.multinomial(F.softmax(logits, dim=-1), num_samples=1)], dim=-1)
-        tokens.tolist()
 
     return step
 

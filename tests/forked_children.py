@@ -27,6 +27,8 @@ from click.testing import CliRunner
 PR_SET_CHILD_SUBREAPER = 36
 PRELOADED = (
     "torch",
+    "torch._dynamo",  # 2 s at the first call of a custom op or of a fake tensor
+    "torch.testing._internal.optests",
     "opreplay.replay.check.worker",
     "opreplay.replay.check.check",
     "opreplay.replay.execute.processes.worker",

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from opreplay.replay.capture import latent
+from opreplay.replay.capture import grouped_heads, latent
 from opreplay.replay.capture.config_file import config_fields, config_file, transformers_library
 from opreplay.replay.capture.experts import spread_experts
 from opreplay.replay.capture.failures import is_of_fakes
@@ -96,6 +96,8 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
         notes.append(f"the encoder and the decoder each take {shape.context:,} tokens per sequence")
     if shape.phase == "decode" and getattr(config, "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
+    if shape.phase != "train" and grouped_heads.repeats_heads(config):
+        notes.append(grouped_heads.NOTE)
     if (method := _quantization(config_fields(config_file(path_text)))) is not None:
         notes.append(
             f"the quantization in the config ({method}) is ignored: without --weights, all weights are {shape.dtype}"
@@ -357,6 +359,7 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
+    grouped_heads.keep_groups(model)
     inputs: dict[str, Any] = dict(inputs_of(model, shape))
     has_own_length = "pixel_values" in inputs and not hasattr(model.config, "image_token_id")
     if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False) and not has_own_length:
@@ -376,6 +379,7 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
             f"{config.model_type} cannot generate token by token from text alone",
             hint="Capture it with --phase prefill, or write it as FILE.py:make.",
         )
+    grouped_heads.keep_groups(model)
     cache = _cache(model.config, shape.context + 1)
     options = cache_inputs(model, cache)
     with torch.no_grad():

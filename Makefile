@@ -37,6 +37,9 @@ help:
 	@echo "make docs-figures  figures and outputs in the documents that the program knows, but for what it measures"
 	@echo "make clean   remove what was built, .venv too"
 
+# Modules are compiled once, even where the environment says to write no bytecode, as that of a container often does:
+# later commands then start in a third of the time.
+demo: export PYTHONDONTWRITEBYTECODE =
 demo: $(VENV)/.installed
 	$(BIN)/opreplay run $(SAMPLE) --soc 910b3
 

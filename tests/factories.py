@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.traces.model import TensorMeta
@@ -36,6 +36,21 @@ def op(name: str, *args: ReplayArg, id_: str = "0" * 12, count: int = 1, **more:
 def jit_op(name: str, *args: ReplayArg, **more: Any) -> ReplayOp:
     """The same, resolved as an op of torch's."""
     return op(name, *args, **{"resolved_by": "jit", "overload": "", **more})
+
+
+def op_of(
+    name: str, *, outputs: tuple[TensorMeta, ...] | None = None, ranks: int | None = None, **args: Any
+) -> ReplayOp:
+    """The same of arguments by name: metadata of tensors, lists of them, and values."""
+    made: list[ReplayArg] = []
+    for key, argument in args.items():
+        if isinstance(argument, TensorMeta):
+            made.append(ReplayArg(name=key, type="Tensor", tensors=(argument,)))
+        elif isinstance(argument, list):
+            made.append(ReplayArg(name=key, type="Tensor[]", tensors=tuple(cast("list[TensorMeta]", argument))))
+        else:
+            made.append(value(key, "Scalar", argument))
+    return op(name, *made, outputs=outputs, ranks=ranks)
 
 
 def fake_op(name: str, index: int = 0) -> ReplayOp:

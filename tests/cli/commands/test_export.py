@@ -6,16 +6,12 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
-from opreplay.initializers import extensions
-from opreplay.replay import plugins
-from opreplay.replay.ascend.custom import estimators
 from opreplay.traces import read_trace
 from opreplay.traces.samples import sample_path
 
@@ -57,12 +53,9 @@ def time_of(info, device):
 COLUMNS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    plugins.clear_registrations()
-    extensions.clear_registrations()
-    estimators.clear_registrations()
+def replayed(bundle: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-W", "ignore", str(bundle / "replay.py"), "--json", "--iterations", "2"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def op(name: str, ts: int, dur: int) -> dict[str, object]:
@@ -262,13 +255,7 @@ def test_ops_that_a_plugin_defines_are_in_with_its_file(tmp_path: Path) -> None:
     assert "exported 4 of 4" in result.stdout
     assert (out / "plugins" / "defines.py").read_text() == DEFINES
     assert "`plugins/defines.py`" in (out / "README.md").read_text()
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", str(out / "replay.py"), "--json", "--iterations", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = replayed(out)
     assert done.returncode == 0, done.stderr + done.stdout
     assert {one["name"] for one in json.loads(done.stdout)["results"]} == set(OWN)
 
@@ -281,13 +268,7 @@ def test_tile_programs_are_left_out_and_disturb_nobody(tmp_path: Path) -> None:
     result = export(path, "-o", out, "--plugin", plugin, "--with-plugins")
     assert result.exit_code == 0, result.stderr
     assert "runs through a tile program, which needs opreplay" in result.stdout
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", str(out / "replay.py"), "--json", "--iterations", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = replayed(out)
     assert done.returncode == 0, done.stderr + done.stdout
     assert [one["name"] for one in json.loads(done.stdout)["results"]] == ["export_test::scale"]
 
@@ -305,26 +286,14 @@ def test_ops_with_the_plugin_that_runs_them(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert (whole / "plugins" / "own_ops.py").read_text() == PLUGIN
     assert "`plugins/own_ops.py`" in (whole / "README.md").read_text()
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", str(whole / "replay.py"), "--json", "--iterations", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = replayed(whole)
     assert done.returncode == 0, done.stderr + done.stdout
     results = {one["name"]: one for one in json.loads(done.stdout)["results"]}
     assert {one["status"] for one in results.values()} == {"replayed"}
     assert results["export_test::gate"]["outputs"] == [[4, 4]]
     assert results["export_test::scale"]["outputs"] == [[2, 8]]
     (whole / "plugins" / "own_ops.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", str(whole / "replay.py"), "--json", "--iterations", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = replayed(whole)
     assert done.returncode == 1
     assert "no plugin of this bundle contains the function" in done.stdout
 

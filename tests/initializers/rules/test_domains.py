@@ -6,17 +6,7 @@ import torch
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.rules.domains import domain_of
 from opreplay.replay.ops.aten import legacy_of
-from opreplay.replay.ops.inputs import built_in
-
-REGISTRY = built_in()
-
-
-def initialized(op: str, **args: object) -> InitContext:
-    context = InitContext(op=op, args=args, generator=torch.Generator().manual_seed(0))
-    rule = REGISTRY.find(context)
-    assert rule is not None
-    rule.initialize(context)
-    return context
+from tests.initializers.filled import REGISTRY, initialized
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opreplay.initializers.base import InitContext, InitializerError
-from opreplay.replay.ops.inputs import built_in
-
-REGISTRY = built_in()
-
-
-def initialized(op: str, **args: object) -> InitContext:
-    context = InitContext(op=op, args=args, generator=torch.Generator().manual_seed(0))
-    rule = REGISTRY.find(context)
-    assert rule is not None, f"no initializer for {op}"
-    rule.initialize(context)
-    return context
+from opreplay.initializers.base import InitializerError
+from tests.initializers.filled import initialized
 
 
 def ints(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:

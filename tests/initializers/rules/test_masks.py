@@ -5,17 +5,7 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.rules.masks import choose
-from opreplay.replay.ops.inputs import built_in
-
-REGISTRY = built_in()
-
-
-def initialized(op: str, **args: object) -> InitContext:
-    context = InitContext(op=op, args=args, generator=torch.Generator().manual_seed(0))
-    rule = REGISTRY.find(context)
-    assert rule is not None
-    rule.initialize(context)
-    return context
+from tests.initializers.filled import REGISTRY, initialized
 
 
 def test_dropout_mask_has_the_density_of_its_scale() -> None:

@@ -5,20 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.initializers.base import InitializerError
 from opreplay.initializers.fill import even_cuts
 from opreplay.initializers.rules.segments import packed_sizes
-from opreplay.replay.ops.inputs import built_in
-
-REGISTRY = built_in()
-
-
-def initialized(op: str, **args: object) -> InitContext:
-    context = InitContext(op=op, args=args, generator=torch.Generator().manual_seed(0))
-    rule = REGISTRY.find(context)
-    assert rule is not None, f"no initializer for {op}"
-    rule.initialize(context)
-    return context
+from tests.initializers.filled import initialized
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.booleans())

@@ -15,25 +15,14 @@ from opreplay.replay.ascend.lowering import lowers_like
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.model import Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
+from tests.factories import RECORDED
 from tests.factories import meta as any_meta
+from tests.factories import op_of as op
 
 DEVICE = load_device("910b3")
-RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 
 
 meta = partial(any_meta, dtype="bfloat16")
-
-
-def op(name: str, *, outputs: tuple[TensorMeta, ...] | None = None, ranks: int | None = None, **args: Any) -> ReplayOp:
-    made = []
-    for key, value in args.items():
-        if isinstance(value, TensorMeta):
-            made.append(ReplayArg(name=key, type="Tensor", tensors=(value,)))
-        elif isinstance(value, list):
-            made.append(ReplayArg(name=key, type="Tensor[]", tensors=tuple(value)))
-        else:
-            made.append(ReplayArg(name=key, type="Scalar", value=value))
-    return ReplayOp(id="0" * 12, name=name, count=1, recorded=RECORDED, args=tuple(made), outputs=outputs, ranks=ranks)
 
 
 def macs(kernels: tuple[KernelCall, ...]) -> int:

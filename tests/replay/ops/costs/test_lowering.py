@@ -11,31 +11,18 @@ from hypothesis import strategies as st
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
 from opreplay.replay.ascend.devices.file import load_model, type_table
 from opreplay.replay.ascend.lowering import lowers
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ops.table import cost_of
 from opreplay.traces.model import TensorMeta
+from tests.factories import RECORDED
 from tests.factories import meta as any_meta
+from tests.factories import op_of as op
 from tests.replay.ops.names import costed_ops
 
 DEVICE = load_device("910b3")
-RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 
 
 meta = partial(any_meta, dtype="bfloat16")
-
-
-def op(
-    name: str, *, outputs: tuple[TensorMeta, ...] | None = None, **args: TensorMeta | list[TensorMeta] | Value
-) -> ReplayOp:
-    made = []
-    for key, value in args.items():
-        if isinstance(value, TensorMeta):
-            made.append(ReplayArg(name=key, type="Tensor", tensors=(value,)))
-        elif isinstance(value, list):
-            made.append(ReplayArg(name=key, type="Tensor[]", tensors=tuple(value)))
-        else:
-            made.append(ReplayArg(name=key, type="Scalar", value=value))
-    return ReplayOp(id="0" * 12, name=name, count=1, recorded=RECORDED, args=tuple(made), outputs=outputs)
 
 
 def types(one: ReplayOp) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from click.testing import CliRunner
 import opreplay
 from opreplay.cli.main import opreplay as command
 from opreplay.initializers.user_code import load_user_code
-from opreplay.replay import plugins, register_executor
+from opreplay.replay import register_executor
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
@@ -57,12 +56,6 @@ class Klass:
 
 table = {}
 """
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    plugins.clear_registrations()
 
 
 @pytest.fixture

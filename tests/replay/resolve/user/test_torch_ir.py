@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Dict, List  # noqa: UP035
 
@@ -15,7 +14,6 @@ import torch
 
 import opreplay
 from opreplay.initializers.user_code import load_user_code
-from opreplay.replay import plugins
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.plan.build import build_plan
 from opreplay.torch_ir import NodeInfo, OpNode, get_conversion_fn, get_execution_fn, register_executor, register_op
@@ -26,12 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 PAGE = Path(__file__).parents[4] / "docs" / "extending.md"
 X = ([8, 64], "float", [64, 1], "")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    plugins.clear_registrations()
 
 
 def scalar(text: str) -> tuple[Any, str, Any, str]:

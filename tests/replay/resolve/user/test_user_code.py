@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from opreplay.initializers import extensions, user_code
+from opreplay.initializers import user_code
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay import Conversion, RecordedCall, TensorMeta, plugins, register_conversion, register_executor
 from opreplay.replay.execute.options import RunOptions
@@ -31,13 +30,6 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 
 PAGE = Path(__file__).parents[4] / "docs" / "extending.md"
 X = ([8, 64], "float", [64, 1], "")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    plugins.clear_registrations()
-    extensions.clear_registrations()
 
 
 @pytest.fixture

@@ -12,33 +12,20 @@ import torch
 from opreplay.replay.ascend import load_device, lower, simulate_op
 from opreplay.replay.ascend.cost.predict import variant
 from opreplay.replay.ascend.simulate.op import is_predicted
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops import table
 from opreplay.replay.ops.declared import versions_of
 from opreplay.replay.ops.register import implemented
-from opreplay.traces.model import TensorMeta
 from tests.factories import meta as any_meta
+from tests.factories import op_of as op
 
 DEVICE = load_device("910b3")
-RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 UNKNOWN = {"Unknown", "AsynchronousCompleteCumsum"}
 """Kernels that are costed by their bytes."""
 UNCOSTED = {known.name: known.uncosted for known in table.rows() if known.uncosted}
 NAMES = sorted({name for names in implemented().values() for name in names})
 
 meta = partial(any_meta, dtype="float16")
-
-
-def op(name: str, *, outputs: tuple[TensorMeta, ...] | None = None, **args: Any) -> ReplayOp:
-    made = []
-    for key, value in args.items():
-        if isinstance(value, TensorMeta):
-            made.append(ReplayArg(name=key, type="Tensor", tensors=(value,)))
-        elif isinstance(value, list):
-            made.append(ReplayArg(name=key, type="Tensor[]", tensors=tuple(value)))
-        else:
-            made.append(ReplayArg(name=key, type="Scalar", value=value))
-    return ReplayOp(id="0" * 12, name=name, count=1, recorded=RECORDED, args=tuple(made), outputs=outputs)
 
 
 def of_schema(name: str, text: str, shape: tuple[int, ...], dtype: str) -> ReplayOp:

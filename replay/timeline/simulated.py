@@ -61,6 +61,10 @@ TASK_GAP_US = 1.0
 """
 ASSUMED = "launch latency"
 """First words of the note on `LAUNCH_LATENCY_US` and `TASK_GAP_US`. This note is the same for every step."""
+OF_GRAPHS = "launches of whole graphs have the launch latency of single kernels, because no public NPU profile has any"
+"""Note on recordings with such launches. The only public ones (vLLM on an MI300) waited behind other work: they show
+that the host takes 38 µs for one, which is kept, but not how late one starts.
+"""
 UNPREDICTED_BAND = 3.0
 """Assumed factor of the 80 % band for tasks without a prediction. Their recorded time is scaled by the same factor as
 the predicted tasks.
@@ -581,6 +585,8 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     out.notes.append(
         f"{ASSUMED} {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, from public 910B profiles; {host}"
     )
+    if trace.graphs is not None and len(trace.graphs):
+        out.notes.append(OF_GRAPHS)
 
 
 def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:

@@ -20,12 +20,14 @@ from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, paced, retimed, slack_us
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.simulated import OF_GRAPHS
 from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.steps import chosen_step, steps_of
 from opreplay.traces.samples import sample_path
 from tests.replay.timeline.machine import Machine, training
+from tests.traces.events import DIMS, document, kernel, launch, op, write
 
 
 def study(machine: Machine, path: Path, **how: object) -> Study:
@@ -620,3 +622,14 @@ def test_the_graph_of_many_threads_is_built_quickly(tmp_path: Path) -> None:
     graph = step_graph(trace, chosen_step(trace))
     assert len({int(lane) for lane in graph.nodes.lane}) == 3_000
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("call", ["cudaGraphLaunch", "cudaLaunchKernel"])
+def test_how_late_a_graph_starts_on_an_npu_is_said_not_to_be_known(tmp_path: Path, call: str) -> None:
+    launching = {**launch(105, 5), "name": call}
+    kernels = [kernel("k", 120 + 10 * i, 8, correlation=5) for i in range(3)]
+    written = write(tmp_path, document([op("aten::mm", 100, 60, 1, **DIMS), launching, *kernels]))
+    trace = read_trace(written, activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    found = timeline(trace, planned=PlannedStep(plan), devices=list(load_socs(("910b3",)).values())).timeline
+    assert (OF_GRAPHS in found.socs["910b3"].notes) == (call == "cudaGraphLaunch")

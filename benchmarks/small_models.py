@@ -1,4 +1,4 @@
-"""Some forty small models in plain torch, one of each kind that people train and serve; no step of their own, no data.
+"""Some thirty small models in plain torch, one of each kind that people train and serve; no step of their own, no data.
 
 Each function gives (module, inputs). They are for `capture_models.py` and for tests; run as a script they are counted.
 """
@@ -44,29 +44,6 @@ def head(width: int, classes: int = 10) -> nn.Sequential:
 
 
 @model
-def perceptron() -> Made:
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)), (torch.randn(16, 32),)
-
-
-@model
-def lenet() -> Made:
-    net = nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(400, 84), nn.Tanh(), nn.Linear(84, 10),
-    )  # fmt: skip
-    return net, (torch.randn(4, 1, 28, 28),)
-
-
-@model
-def vgg() -> Made:
-    net = nn.Sequential(
-        conv_bn(3, 8), conv_bn(8, 8), nn.MaxPool2d(2), conv_bn(8, 16), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(16 * 64, 32), nn.ReLU(True), nn.Dropout(), nn.Linear(32, 10),
-    )  # fmt: skip
-    return net, (torch.randn(2, 3, 32, 32),)
-
-
-@model
 def resnet_basic() -> Made:
     def block(i: int, o: int, s: int) -> nn.Module:
         short = None if i == o else nn.Sequential(nn.Conv2d(i, o, 1, s, bias=False), nn.BatchNorm2d(o))
@@ -75,17 +52,6 @@ def resnet_basic() -> Made:
 
     stem = nn.Sequential(conv_bn(3, 8, 7, 2), nn.MaxPool2d(3, 2, 1))
     return nn.Sequential(stem, block(8, 8, 1), block(8, 16, 2), head(16)), (torch.randn(2, 3, 32, 32),)
-
-
-@model
-def resnet_bottleneck() -> Made:
-    def block(i: int, m: int, s: int) -> nn.Module:
-        short = nn.Sequential(nn.Conv2d(i, 4 * m, 1, s, bias=False), nn.BatchNorm2d(4 * m))
-        last = nn.Sequential(nn.Conv2d(m, 4 * m, 1, bias=False), nn.BatchNorm2d(4 * m))
-        part = nn.Sequential(conv_bn(i, m, 1), conv_bn(m, m, 3, s), last)
-        return nn.Sequential(Residual(part, short), nn.ReLU(inplace=True))
-
-    return nn.Sequential(conv_bn(3, 8), block(8, 4, 1), block(16, 8, 2), head(32)), (torch.randn(2, 3, 24, 24),)
 
 
 class SqueezeExcite(nn.Module):
@@ -127,27 +93,6 @@ def efficientnet() -> Made:
     return nn.Sequential(conv_bn(3, 8, 3, 2, act=nn.SiLU), Residual(nn.Sequential(part, out)), head(8)), (
         torch.randn(2, 3, 32, 32),
     )
-
-
-class Dense(nn.Module):
-    """Each layer sees all before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(8 + 4 * i), nn.ReLU(), nn.Conv2d(8 + 4 * i, 4, 3, 1, 1)) for i in range(3)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = [x]
-        for layer in self.layers:
-            seen.append(layer(torch.cat(seen, 1)))
-        return torch.cat(seen, 1)
-
-
-@model
-def densenet() -> Made:
-    return nn.Sequential(conv_bn(3, 8), Dense(), nn.AvgPool2d(2), head(20)), (torch.randn(2, 3, 16, 16),)
 
 
 class ConvNextBlock(nn.Module):
@@ -235,16 +180,6 @@ class DiffusionUNet(nn.Module):
 @model
 def diffusion_unet() -> Made:
     return DiffusionUNet(), (torch.randn(2, 3, 8, 8), torch.randint(0, 1000, (2,)))
-
-
-@model
-def generator() -> Made:
-    net = nn.Sequential(
-        nn.ConvTranspose2d(16, 16, 4, 1, 0, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
-        nn.ConvTranspose2d(16, 8, 4, 2, 1, bias=False), nn.BatchNorm2d(8), nn.LeakyReLU(0.2),
-        nn.Conv2d(8, 3, 3, 1, 1), nn.Tanh(),
-    )  # fmt: skip
-    return net, (torch.randn(3, 16, 1, 1),)
 
 
 class VAE(nn.Module):
@@ -465,31 +400,6 @@ def torch_transformer() -> Made:
     return Seq2Seq(), (torch.randn(2, 9, 32), torch.randn(2, 7, 32))
 
 
-class ViT(nn.Module):
-    """Patches, a class token, and blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.token = nn.Conv2d(3, 32, 8, 8), nn.Parameter(torch.zeros(1, 1, 32))
-        self.places = nn.Parameter(torch.randn(1, 17, 32) / 50)
-        parts = [
-            [nn.LayerNorm(32), Attention(32, 4, 4, False, False)],
-            [nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)],
-        ]
-        self.blocks = nn.Sequential(*(Residual(nn.Sequential(*part)) for part in parts))
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.patch(x).flatten(2).transpose(1, 2)
-        y = torch.cat([self.token.expand(x.shape[0], -1, -1), y], 1) + self.places
-        return self.head(self.blocks(y)[:, 0])
-
-
-@model
-def vit() -> Made:
-    return ViT(), (torch.randn(2, 3, 32, 32),)
-
-
 class Windows(nn.Module):
     """Attention within windows that are moved by half, with a bias for each pair of places."""
 
@@ -516,24 +426,6 @@ class Windows(nn.Module):
 @model
 def swin() -> Made:
     return nn.Sequential(Windows(), Windows(), nn.Flatten(), nn.Linear(16 * 64, 5)), (torch.randn(2, 8, 8, 16),)
-
-
-class Mixer(nn.Module):
-    """Perceptrons over places and over channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n1, self.n2 = nn.LayerNorm(16), nn.LayerNorm(16)
-        self.places, self.channels = nn.Linear(9, 9), nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.places(self.n1(x).mT).mT
-        return x + self.channels(self.n2(x))
-
-
-@model
-def mixer() -> Made:
-    return nn.Sequential(Mixer(), Mixer()), (torch.randn(3, 9, 16),)
 
 
 class Fourier(nn.Module):
@@ -591,25 +483,6 @@ class Gru(nn.Module):
 @model
 def gru() -> Made:
     return Gru(), (torch.randn(2, 6, 8),)
-
-
-class Cells(nn.Module):
-    """A recurrent network as a loop in Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.out = nn.LSTMCell(8, 12), nn.Linear(12, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = c = x.new_zeros(x.shape[1], 12)
-        for row in x:
-            h, c = self.cell(row, (h, c))
-        return self.out(h)
-
-
-@model
-def lstm_cells() -> Made:
-    return Cells(), (torch.randn(5, 2, 8),)
 
 
 class Gcn(nn.Module):
@@ -766,36 +639,6 @@ class Siamese(nn.Module):
 @model
 def siamese() -> Made:
     return Siamese(), tuple(torch.randn(5, 8) for _ in range(3))
-
-
-class StateSpace(nn.Module):
-    """A selective state space model, scanned step by step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.conv, self.out = (
-            nn.Linear(16, 32),
-            nn.Conv1d(16, 16, 3, groups=16, padding=2),
-            nn.Linear(16, 16),
-        )
-        self.rates, self.mix = nn.Parameter(torch.zeros(16, 4)), nn.Linear(16, 8 + 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, gate = self.inside(x).chunk(2, -1)
-        y = F.silu(self.conv(y.mT)[..., : x.shape[1]].mT)
-        b, c, step = self.mix(y).split([4, 4, 16], -1)
-        step = F.softplus(step)
-        decay = torch.exp(-step[..., None] * self.rates.exp())
-        state, seen = torch.zeros(x.shape[0], 16, 4), []
-        for t in range(x.shape[1]):
-            state = decay[:, t] * state + (step[:, t] * y[:, t])[..., None] * b[:, t, None]
-            seen.append(torch.einsum("bdn,bn->bd", state, c[:, t]))
-        return self.out(torch.stack(seen, 1) * F.silu(gate))
-
-
-@model
-def state_space() -> Made:
-    return StateSpace(), (torch.randn(2, 5, 16),)
 
 
 @model

@@ -34,15 +34,6 @@ WITHOUT = {
     **dict.fromkeys(
         ("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", "_addmv_impl_"),
         "in one release only, or an internal helper"),
-    **dict.fromkeys(
-        ("_mps_linear", "_mps_linear_backward_input", "_mps_linear_backward_weights", "_mps_max_pool2d",
-         "mps_linear_backward", "mps_max_pool2d_backward", "_nnpack_spatial_convolution_backward",
-         "_nnpack_spatial_convolution_backward_input", "_nnpack_spatial_convolution_backward_weight",
-         "col2im_backward", "conv_depthwise3d_backward", "diag_backward", "im2col_backward", "max_unpool2d_backward",
-         "max_unpool3d_backward", "segment_reduce_backward", "slow_conv3d_backward", "slow_conv_dilated2d_backward",
-         "slow_conv_dilated3d_backward", "slow_conv_transpose2d_backward", "slow_conv_transpose3d_backward",
-         "take_backward"),
-        "gradients that profiles of networks rarely have, or of devices without a profile"),
     **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
 }  # fmt: skip
 """Op without an equivalent → reason why it has none."""
@@ -115,6 +106,9 @@ def test_gradients_of_a_convolution(stride: int, padding: int, dilation: int, gr
     check(run("mkldnn_convolution_backward", x, grad, w, *rest, [True] * 3), (gx, gw, bias))
     check(run("mkldnn_convolution_backward_input", list(x.shape), grad, w, *rest, True), gx)
     check(run("mkldnn_convolution_backward_weights", list(w.shape), grad, x, *rest, True), (gw, bias))
+    if groups == 1:
+        made = run("slow_conv_dilated2d_backward", grad, x, w, [3, 3], *(rest[1], rest[0], rest[2]), [True] * 3)
+        check(made, (gx, gw, bias))
 
 
 def test_gradients_of_convolutions_with_scratch() -> None:
@@ -125,6 +119,13 @@ def test_gradients_of_convolutions_with_scratch() -> None:
     torch.testing.assert_close(made, (gx, gw, bias))
     made = run("_slow_conv2d_backward", grad, x, w, *window, empty, [True] * 3, overload="until_1_10")
     torch.testing.assert_close(made, (gx, gw, bias))
+    x, w, grad, gx, gw = _conv(padding=1)
+    torch.testing.assert_close(
+        run("_nnpack_spatial_convolution_backward", x, grad, w, [1, 1], [True, True, False])[:2],
+        (gx, gw),  # type: ignore[index]
+    )
+    torch.testing.assert_close(run("_nnpack_spatial_convolution_backward_input", x, grad, w, [1, 1]), gx)
+    torch.testing.assert_close(run("_nnpack_spatial_convolution_backward_weight", x, list(w.shape), grad, [1, 1]), gw)
 
 
 def test_gradients_of_transposed_and_depthwise_convolutions() -> None:
@@ -142,6 +143,20 @@ def test_gradients_of_transposed_and_depthwise_convolutions() -> None:
         check(run(f"{library}_convolution_transpose_backward_input", grad, data[2], *rest, *flags), gx)
         made = run(f"{library}_convolution_transpose_backward_weight", list(w.shape), grad, data[0], *rest, *flags)
         check(made, gw)
+    scratch = torch.empty(0)
+    window = ([3, 3], [2, 2], [1, 1], [1, 1], [1, 1])
+    made = run(
+        "slow_conv_transpose2d_backward",
+        grad,
+        data[0],
+        data[2],
+        *window,
+        scratch,
+        scratch,
+        [True] * 3,
+        overload="output_mask",
+    )
+    check(made, (gx, gw, grad.sum((0, 2, 3))))
     x, w = torch.randn(2, 4, 9, 9, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
     out = F.conv2d(x, w, None, 1, 1, 1, 4)
     check(run("thnn_conv_depthwise2d_forward", x, w, [3, 3], None, [1, 1], [1, 1], [1, 1]), out)
@@ -201,11 +216,28 @@ def test_losses(reduction: str) -> None:
     torch.testing.assert_close(run("l1_loss_backward", grad, x, target, number), expected)
 
 
-def test_pointwise_gradients() -> None:
+def test_pointwise_and_moving_gradients() -> None:
     check: Callable[..., None] = torch.testing.assert_close
     x, weight = torch.randn(2, 3, 4, 4), torch.rand(3)
     grad, expected = _gradients(F.prelu, x, weight)
     check(run("prelu_backward", grad, x, weight), expected)
+    grad, (expected_one,) = _gradients(lambda x: F.unfold(x, 3, 1, 1, 2), x)
+    check(run("im2col_backward", grad, [4, 4], [3, 3], [1, 1], [1, 1], [2, 2]), expected_one)
+    columns = torch.randn(2, 3 * 9, 4)
+    grad, (expected_one,) = _gradients(lambda c: F.fold(c, (4, 4), 3, 1, 1, 2), columns)
+    check(run("col2im_backward", grad, [3, 3], [1, 1], [1, 1], [2, 2]), expected_one)
+    for size in ((5,), (4, 6)):
+        m = torch.randn(size)
+        grad, (expected_one,) = _gradients(lambda m: m.diag(1), m)
+        check(run("diag_backward", grad, list(size), 1), expected_one)
+    index = torch.tensor([0, 3, 3, 5])
+    grad, (expected_one,) = _gradients(lambda x: x.take(index), x)
+    check(run("take_backward", grad, x, index), expected_one)
+    pooled, places = F.max_pool2d(x, 2, return_indices=True)
+    grad, (expected_one,) = _gradients(lambda p: F.max_unpool2d(p, places, 2), pooled)
+    check(run("max_unpool2d_backward", grad, pooled, places, [4, 4]), expected_one)
+    grad, (expected_one,) = _gradients(lambda x: F.max_pool2d(x, 2), x)
+    check(run("mps_max_pool2d_backward", grad, x, [2, 2]), expected_one)
     y = torch.rand(3, 5) + 0.5
     grad, (expected_one,) = _gradients(lambda y: y.cumprod(1), y)
     check(run("cumprod_backward", grad, y, 1, overload="until_1_8"), expected_one)
@@ -236,6 +268,14 @@ def test_synchronised_batch_norm_of_1_8() -> None:
     invstd = (variance + 1e-5).rsqrt()
     made = run("batch_norm_backward_elemt", grad, x, mean, invstd, weight, *means, overload="until_1_8")
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_gradients() -> None:
+    x, weight, bias = torch.randn(2, 5, 4), torch.randn(3, 4), torch.randn(3)
+    grad, expected = _gradients(F.linear, x, weight, bias)
+    torch.testing.assert_close(run("mps_linear_backward", x, grad, weight, [True] * 3), expected)
+    torch.testing.assert_close(run("_mps_linear_backward_input", [2, 5, 4], grad, weight), expected[0])
+    torch.testing.assert_close(run("_mps_linear_backward_weights", grad, x, weight, True), expected[1:])
 
 
 def test_single_ops() -> None:

@@ -65,8 +65,10 @@ def backward(c: Call) -> tuple[Maybe, ...]:
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
-    """Return the gradients of a convolution without groups and dilation. Buffers of the forward pass are not read."""
-    return backward(with_changes(c, groups=1, dilation=[1] * len(c.stride)))
+    """Return the gradients of a convolution without groups. The dilation is 1 if the op has no such argument. Buffers
+    of the forward pass are not read.
+    """
+    return backward(with_changes(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
 
 def depthwise(c: Call) -> tuple[Maybe, ...]:
@@ -119,3 +121,18 @@ def transpose_to_weight(c: Call) -> Maybe:
     extra = _rest(grad, x, c.weight_size, c.stride, c.padding, c.dilation)
     window = (c.stride, c.padding, c.dilation, c.groups)
     return _backward(grad, x, _shaped(x, c.weight_size), window, _WEIGHT, extra)[1]
+
+
+def nnpack(c: Call) -> tuple[Maybe, ...]:
+    """Return the gradients of a convolution with stride 1 and without groups."""
+    return _backward(c.grad_output, c.input, c.weight, ([1, 1], c.padding, [1, 1], 1), c.output_mask)
+
+
+def nnpack_to_input(c: Call) -> Maybe:
+    """Return the input gradient of a convolution with stride 1 and without groups."""
+    return nnpack(with_changes(c, output_mask=_INPUT))[0]
+
+
+def nnpack_to_weight(c: Call) -> Maybe:
+    """Return the weight gradient of a convolution with stride 1 and without groups."""
+    return nnpack(with_changes(c, weight=_shaped(c.input, c.weightsize), output_mask=_WEIGHT))[1]

@@ -1,8 +1,6 @@
 # pyright: strict
 """Table of ops and overloads of torch 1.8 to 1.13 that torch has removed, with their present equivalents.
 
-Ops that networks rarely call are not listed; they are read, and not replayed.
-
 The schemas were read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
 1.13.1. `RENAMED` holds ops that were only renamed, with all their overloads. A functional overload that needs more than
 a new name has a row here.
@@ -97,6 +95,8 @@ RENAMED: dict[str, str] = {
     "aten::_var": "aten::var",
     "aten::_mode": "aten::mode",
     "aten::_baddbmm_mkl_": "aten::baddbmm_",
+    "aten::_mps_linear": "aten::linear",
+    "aten::_mps_max_pool2d": "aten::max_pool2d",
     "aten::_weight_norm_cuda_interface": "aten::_weight_norm_interface",
     "aten::_weight_norm_cuda_interface_backward": "aten::_weight_norm_interface_backward",
     "aten::_triangular_solve_helper": "aten::triangular_solve",
@@ -113,7 +113,7 @@ _PLAIN = "int[] padding, int[] stride, int[] dilation, int groups"
 _BACK = "aten::convolution_backward"
 _TWO, _THREE = "(Tensor, Tensor)", "(Tensor, Tensor, Tensor)"
 _NAMED = "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)"
-_WINDOW = "int[2] kernel_size, int[2] stride, int[2] padding"
+_WINDOW = "int[{n}] kernel_size, int[{n}] stride, int[{n}] padding"
 
 
 def _back(schema: str, function: str = "backward", via: str = _BACK) -> Legacy:
@@ -151,13 +151,29 @@ _CONVOLUTIONS: tuple[Legacy, ...] = (
     _back(f"mkldnn_convolution_backward_input({_TO_INPUT}, {_PLAIN}, bool bias_defined) -> Tensor", "to_input"),
     _back(f"mkldnn_convolution_backward_weights({_TO_WEIGHT}, Tensor self, {_PLAIN}, bool bias_defined) -> {_TWO}",
           "to_weight_and_bias"),
-    _back(f"thnn_conv2d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW}, "
+    _back(f"_nnpack_spatial_convolution_backward(Tensor input, Tensor grad_output, Tensor weight, int[2] padding, "
+          f"bool[3] output_mask) -> {_THREE}", "nnpack"),
+    _back("_nnpack_spatial_convolution_backward_input(Tensor input, Tensor grad_output, Tensor weight, "
+          "int[2] padding) -> Tensor", "nnpack_to_input"),
+    _back("_nnpack_spatial_convolution_backward_weight(Tensor input, int[] weightsize, Tensor grad_output, "
+          "int[2] padding) -> Tensor", "nnpack_to_weight"),
+    _back(f"thnn_conv2d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=2)}, "
           f"Tensor finput, Tensor fgrad_input, bool[3] output_mask) -> {_NAMED}", "slow"),
-    _back(f"_slow_conv2d_backward.until_1_10(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW}, "
+    _back(f"slow_conv3d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=3)}, "
+          f"Tensor finput, Tensor fgrad_input, bool[3] output_mask) -> {_NAMED}", "slow"),
+    _back(f"_slow_conv2d_backward.until_1_10(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=2)}, "
           f"Tensor finput, bool[3] output_mask) -> {_NAMED}", "slow"),
-    *(_back(f"{name}.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW}, "
+    *(_back(f"slow_conv_dilated{n}d_backward(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=n)}, "
+            f"int[{n}] dilation, bool[3] output_mask) -> {_NAMED}", "slow") for n in (2, 3)),
+    *(_back(f"slow_conv_transpose{n}d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, "
+            f"{_WINDOW.format(n=n)}, int[{n}] output_padding, int[{n}] dilation, Tensor {a}, Tensor {b}, "
+            f"bool[3] output_mask) -> {_NAMED}", "slow")
+      for n, a, b in ((2, "columns", "ones"), (3, "finput", "fgrad_input"))),
+    *(_back(f"{name}.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=2)}, "
             "int[2] dilation, bool[2] output_mask) -> (Tensor grad_input, Tensor grad_weight)", "depthwise")
       for name in ("_conv_depthwise2d_backward", "thnn_conv_depthwise2d_backward")),
+    _back(f"conv_depthwise3d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, "
+          f"{_WINDOW.format(n=3)}, int[3] dilation, bool[3] output_mask) -> {_NAMED}", "depthwise"),
     *(Legacy(schema=f"{name}(Tensor self, Tensor weight, int[2] kernel_size, Tensor? bias{bias}, int[2] stride{one}, "
                     f"int[2] padding{none}, int[2] dilation{one}) -> Tensor",
              via="aten::convolution", function="convolution.conv_depthwise2d")
@@ -226,6 +242,29 @@ _GRADIENTS: tuple[Legacy, ...] = (
          function="legacy.gradients.l1_loss_backward"),
     _row("prelu_backward(Tensor grad_output, Tensor self, Tensor weight) -> (Tensor, Tensor)",
          function="legacy.gradients.prelu_backward"),
+    _row("col2im_backward(Tensor grad_output, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) "
+         "-> Tensor", "aten::im2col", "legacy.gradients.col2im_backward"),
+    _row("im2col_backward(Tensor grad_output, int[2] input_size, int[2] kernel_size, int[2] dilation, "
+         "int[2] padding, int[2] stride) -> Tensor", "aten::col2im", "legacy.gradients.im2col_backward"),
+    _row("diag_backward(Tensor grad, int[] input_sizes, int diagonal) -> Tensor",
+         function="legacy.gradients.diag_backward"),
+    _row("take_backward(Tensor grad, Tensor input, Tensor index) -> Tensor", "aten::put_",
+         "legacy.gradients.take_backward"),
+    _row("max_unpool2d_backward(Tensor grad_output, Tensor self, Tensor indices, int[2] output_size) -> Tensor",
+         "aten::gather", "legacy.gradients.max_unpool2d_backward"),
+    _row("max_unpool3d_backward(Tensor grad_output, Tensor self, Tensor indices, int[3] output_size, int[3] stride, "
+         "int[3] padding) -> Tensor", "aten::gather", "legacy.gradients.max_unpool3d_backward"),
+    _row("_mps_linear_backward_input(int[] input_size, Tensor grad_output, Tensor weight) -> Tensor",
+         "aten::matmul", "legacy.gradients.linear_to_input"),
+    _row("_mps_linear_backward_weights(Tensor grad_output, Tensor input, Tensor weight, bool bias_defined) "
+         "-> (Tensor, Tensor)", function="legacy.gradients.linear_to_weights"),
+    _row("mps_linear_backward(Tensor self, Tensor grad_output, Tensor weight, bool[3] output_mask) "
+         "-> (Tensor, Tensor, Tensor)", function="legacy.gradients.linear_backward"),
+    _row("mps_max_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride=[], "
+         "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor",
+         function="legacy.gradients.max_pool2d_backward"),
+    _row("segment_reduce_backward(Tensor grad, Tensor output, Tensor data, *, Tensor? lengths=None) -> Tensor",
+         "aten::_segment_reduce_backward", reduce="max"),
 )  # fmt: skip
 
 _OTHERS: tuple[Legacy, ...] = (

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Sizes = Sequence[int]
 Maybe = Tensor | None
@@ -119,3 +121,79 @@ def prelu_backward(grad_output: Tensor, x: Tensor, weight: Tensor) -> tuple[Tens
     wide = weight.reshape(shape)
     grad_x, each = torch.ops.aten._prelu_kernel_backward.default(grad_output, x, wide.expand_as(x))
     return grad_x, each.sum_to_size(wide.shape).reshape(weight.shape)
+
+
+def col2im_backward(grad: Tensor, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Tensor:
+    """Return the gradient of col2im: [N, C, H, W] → [N, C k k, L]."""
+    return torch.ops.aten.im2col.default(grad, kernel_size, dilation, padding, stride)
+
+
+def im2col_backward(
+    grad: Tensor, input_size: Sizes, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> Tensor:
+    """Return the gradient of im2col: [N, C k k, L] → [N, C, H, W]."""
+    return torch.ops.aten.col2im.default(grad, input_size, kernel_size, dilation, padding, stride)
+
+
+def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
+    """Return the gradient of diag.
+
+    If the input was a vector, this is the diagonal of grad. Otherwise it is a matrix that is 0 off the diagonal.
+    """
+    if len(input_sizes) == 1:
+        return grad.diag(diagonal)
+    matrix = grad.new_zeros(list(input_sizes))
+    matrix.diagonal(diagonal).copy_(grad)
+    return matrix
+
+
+def take_backward(grad: Tensor, x: Tensor, index: Tensor) -> Tensor:
+    """Return zeros shaped like `x`, with each element of `grad` added at its index."""
+    return torch.ops.aten.put_.default(torch.zeros_like(x), index, grad, True)
+
+
+def _unpooled(grad: Tensor, x: Tensor, indices: Tensor, output_size: Sizes, *window: Sizes, space: int) -> Tensor:
+    del output_size, window
+    places = indices.flatten(-space)
+    return torch.gather(grad.flatten(-space), -1, places).view(x.shape)
+
+
+max_unpool2d_backward = partial(_unpooled, space=2)
+max_unpool3d_backward = partial(_unpooled, space=3)
+
+
+def linear_to_input(input_size: Sizes, grad_output: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the input: [*, O] and [O, I] → [*, I]."""
+    del input_size
+    return torch.matmul(grad_output, weight)
+
+
+def linear_to_weights(grad: Tensor, x: Tensor, weight: Tensor, bias_defined: bool) -> tuple[Tensor, Maybe]:
+    """Return the gradients of the weight [O, I] and of the bias [O], if there is one.
+
+    `grad` is [*, O] and `x` is [*, I].
+    """
+    rows = grad.reshape(-1, weight.shape[0])
+    return rows.t().mm(x.reshape(-1, weight.shape[1])), rows.sum(0) if bias_defined else None
+
+
+def linear_backward(x: Tensor, grad: Tensor, weight: Tensor, mask: Sequence[bool]) -> tuple[Maybe, Maybe, Maybe]:
+    """Return the gradients of input, weight and bias."""
+    to_x = linear_to_input(x.shape, grad, weight) if mask[0] else None
+    to_weight, to_bias = linear_to_weights(grad, x, weight, mask[2]) if mask[1] or mask[2] else (None, None)
+    return to_x, to_weight if mask[1] else None, to_bias
+
+
+def max_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0, 0),
+    dilation: Sizes = (1, 1),
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Return the gradient of max_pool2d; the indices of the maxima are recomputed."""
+    window = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
+    _, indices = functional.max_pool2d_with_indices(x, window[0], window[1] or None, *window[2:])
+    return torch.ops.aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)

@@ -21,7 +21,8 @@ from typing import TypeGuard, cast
 import msgspec
 
 from opreplay.replay.ops.recorded.arguments import Arguments, parameters_of
-from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
+from opreplay.replay.ops.recorded.results import result_bytes
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, SCALAR_TYPE_CODES, torch_dtype_name
 from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.flops import (
@@ -173,39 +174,15 @@ WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
 TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
 """Names of the arguments that rotary embeddings rotate."""
-COMPARISONS = frozenset(
-    {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
-    | {"less", "less_equal", "greater", "greater_equal", "not_equal", "isneginf", "isposinf", "isclose", "signbit"}
-    | {"logical_xor"}
-)
-"""Ops whose result has one byte per element."""
-RESULT_BYTES = {"_int_mm": 4, "dequantize": 4, "quantize_per_tensor": 1, "quantize_per_channel": 1}
-"""Bytes per element of the result of aten ops whose result has another dtype than their arguments."""
-OUT_AFTER: dict[str, int] = {
-    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "vdot", "_int_mm"), 2),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv", "addbmm", "_addmm_activation"), 3),
-    **dict.fromkeys(("add", "sub", "mul", "div", "pow", "maximum", "minimum", "fmod", "remainder", "atan2"), 2),
-    **dict.fromkeys(("eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_xor"), 2),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "copysign", "threshold_backward"), 2),
-    **dict.fromkeys(("sqrt", "rsqrt", "neg", "exp", "log", "abs", "sin", "cos", "tanh", "sigmoid", "reciprocal"), 1),
-    **dict.fromkeys(("relu", "silu", "gelu", "erf", "_softmax", "_log_softmax", "nan_to_num"), 1),
-    **dict.fromkeys(("addcmul", "addcdiv", "where"), 3),
+RESULT_BYTES = {"_int_mm": 4}
+"""Bytes per element of the result of products whose result has another dtype than their factors."""
+OPERANDS: dict[str, int] = {
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "vdot", "_int_mm", "ger", "outer"), 2),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv", "addbmm", "_addmm_activation", "linear"), 3),
 }
-"""aten op → number of its tensors. If a call has one more, this is its `out` buffer."""
-FLOAT_OF_INTEGERS = frozenset(
-    {"sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "sigmoid", "reciprocal", "atan2", "true_divide"}
-)
-"""Ops that return float32 for integers, as a division without rounding does."""
-PROMOTING = frozenset({"add", "sub", "rsub", "mul", "div", "pow", "remainder", "fmod", "where"})
-"""Ops that return float32 for integers if another operand is a float without dimensions."""
-WIDENING = {"_softmax": 2, "_log_softmax": 2}
-"""aten op → position of the argument that says whether the result of a float16 input is float32."""
-REDUCTION_AT = {
-    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"), 2),
-    "binary_cross_entropy": 3,
-    "binary_cross_entropy_with_logits": 4,
-}
-"""Loss of each element → position of the argument that says whether the result is one element (0 says it is not)."""
+"""aten op → number of leading arguments that can be tensors. A tensor after them is the buffer for the result."""
+DTYPES_OF_PRODUCTS = {"_scaled_mm": 6, "_grouped_mm": 4, "_scaled_grouped_mm": 6}
+"""aten op → position of the argument that gives the dtype of the result, if it is not None."""
 LOSSES_OF_ROWS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"})
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 IMPOSSIBLE = "a recorded size is impossible"
@@ -351,6 +328,7 @@ def _by_sizes(
     flops, result = _products(base, shapes, signature)
     if kind == "GEMM" and flops is None and "::" in signature.name:
         flops, result = _library_product(signature)
+    returned = result
     reads_all = kind != "indexing and sorting" or base in WHOLE_TENSOR
     if kind == "indexing and sorting" and not reads_all:
         return _selected_rows(base, signature)
@@ -366,10 +344,6 @@ def _by_sizes(
     has_rule = any(base in bases for bases, _ in RULES if bases not in (POOLS, POOLS_BACKWARD))
     if base in LOSSES_OF_ROWS:
         return _loss_of_rows(base, signature)
-    if base in REDUCTION_AT:
-        elements, reduction = float(max(map(prod, shapes))), _integer(signature, REDUCTION_AT[base])
-        written = None if reduction is None else _item(signature, 0) * (1.0 if reduction else elements)
-        return elements, None if written is None else sum(sizes) + written
     if signature.name.startswith("aten::") and (kind == "elementwise" or base == "where"):
         result = _broadcast_elements(base, shapes)
         if result > MOST_ELEMENTS:
@@ -382,14 +356,19 @@ def _by_sizes(
         return 0.0, sum(sizes)
     if base in CONVOLUTIONS_BACKWARD and len(sizes) > 2:
         wanted = _argument(signature, 10)
-        made = [
-            size for size, asked in zip(sizes[1:3], wanted if isinstance(wanted, list) else (), strict=False) if asked
-        ]
-        return flops, sum(sizes) + sum(made) if isinstance(wanted, list) else None
+        if not isinstance(wanted, list):
+            return flops, None
+        gradients = [*sizes[1:3]]
+        if wanted[2:] == [True]:
+            biases = _argument(signature, 3)
+            if not isinstance(biases, list) or not is_whole_numbers(shape := tuple(biases)):
+                return flops, None
+            gradients.append(float(prod(shape)) * _item(signature, 0))
+        return flops, sum(sizes) + sum(size for size, asked in zip(gradients, wanted, strict=False) if asked)
     if kind == "random":
         elements = max(map(prod, shapes))
         return (float(elements), 2 * sizes[0] + elements) if base == "native_dropout" else (None, None)
-    written = _written(signature, base, sizes, kind, result)
+    written = _written(signature, base, sizes, kind, returned)
     return flops, None if written is None else sum(sizes) + written
 
 
@@ -419,32 +398,24 @@ def _loss_of_rows(base: str, signature: OpSignature) -> tuple[float | None, floa
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float | None:
-    """Return the bytes of a call beyond one pass over each argument: those that it writes. None if they are unknown."""
+    """Return the bytes of a call beyond one pass over each argument: those that it writes. None if they are unknown.
+
+    `result` is the number of elements that a product or window returns.
+    """
+    if signature.name.startswith("aten::"):
+        return result_bytes(signature) if result is None else _product_bytes(signature, base, result)
     shapes, dtypes = _tensors(signature)
     item = ITEMSIZE_BYTES.get(dtypes[0], 1)
     known = parameters_of(signature.name, len(signature.dims or ()))
     if known is None:
-        elements = max(map(prod, shapes)) if result is None else result
-        if len(shapes) > OUT_AFTER.get(base, 3 if base.endswith("_loss_backward") else 9):
-            return 0.0  # the last argument is the result
-        if base in COMPARISONS:
-            return float(elements)
-        if (bytes_each := _result_item(signature, base)) is not None:
-            return float(elements) * bytes_each
-        if kind == "elementwise" or base == "where":
-            return float(elements) * (item if _is_in_place(base) else _promoted_item(signature, base))
         if result is not None:
-            return float(result) * (item + POOLS.get(base, (None, 0, 0))[2])
-        if base in ("cumsum", "cumprod"):
-            is_whole = "int" in dtypes[0] or dtypes[0] == "bool"
-            return float(elements) * (8 if is_whole and not _argument(signature, 2) else item)
-        if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR:  # the result of an expanded tensor has all elements
+            return float(result) * item
+        if kind in LIKE_ITS_INPUT:
             return max(
                 float(prod(one)) * ITEMSIZE_BYTES.get(dtype, 1) for one, dtype in zip(shapes, dtypes, strict=True)
             )
         # The arguments of a generated kernel include its results.
-        is_known = kind in ("reduction", "optimizer") or _is_in_place(base) or signature.name.startswith("triton_")
-        return 0.0 if is_known else None
+        return 0.0 if kind in ("reduction", "optimizer") or signature.name.startswith("triton_") else None
     arguments = Arguments(signature)
     written = sum(
         size
@@ -458,42 +429,23 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
     return written
 
 
+def _product_bytes(signature: OpSignature, base: str, result: int) -> float | None:
+    """Return the bytes of the result of an aten op of `RULES`; 0 if it writes to a buffer that is an argument."""
+    at, operands = DTYPES_OF_PRODUCTS.get(base), OPERANDS.get(base)
+    tensors = Arguments(signature).tensors
+    if operands is not None and any(place >= operands for place in tensors):
+        return 0.0
+    item = _item(signature, tensors[0])
+    if at is not None:
+        code = _integer(signature, at) if signature.concrete else -1
+        if code is not None and not 0 <= code < len(SCALAR_TYPE_CODES):
+            return None
+        item = item if code is None else ITEMSIZE_BYTES[SCALAR_TYPE_CODES[code]]
+    return float(result) * (RESULT_BYTES.get(base, item) + POOLS.get(base, (None, 0, 0))[2])
+
+
 def _is_in_place(base: str) -> bool:
     return base.endswith("_") and not base.endswith("__")
-
-
-def _promoted_item(signature: OpSignature, base: str) -> int:
-    """Return the bytes per element of the result of an elementwise op on arguments of several dtypes.
-
-    The dtype is the widest one of the most general kind. Scalars and tensors without dimensions count only if they are
-    of a more general kind than all others.
-    """
-    shapes, dtypes = _tensors(signature)
-    items = [*zip(shapes, dtypes, strict=True)][base == "where" :] or [*zip(shapes, dtypes, strict=True)]
-    wide = [dtype for shape, dtype in items if shape] or [dtype for _, dtype in items]
-    kind = max(map(_kind_of_number, wide))
-    of_kind = {dtype for dtype in wide if _kind_of_number(dtype) == kind}
-    item = 4 if of_kind == {"float16", "bfloat16"} else max(ITEMSIZE_BYTES.get(dtype, 1) for dtype in of_kind)
-    if kind == 3 and base in ("abs", "angle"):
-        return item // 2
-    if kind > 1:
-        return item
-    values = [_argument(signature, place) for place in range(len(signature.concrete or ()))]
-    has_float = any(_kind_of_number(dtype) > 1 for _, dtype in items) or any(isinstance(one, float) for one in values)
-    is_divided = base in FLOAT_OF_INTEGERS or (base == "div" and len(values) < 3)  # the third is the way of rounding
-    return 4 if is_divided or (has_float and base in PROMOTING) else item
-
-
-def _kind_of_number(dtype: str) -> int:
-    """Return 0 for truth values, 1 for integers, 2 for floats and quantized numbers, and 3 for complex numbers."""
-    return 3 if "complex" in dtype else 0 if dtype == "bool" else 1 if dtype.startswith(("int", "uint")) else 2
-
-
-def _result_item(signature: OpSignature, base: str) -> int | None:
-    """Return the bytes per element of a result whose dtype is not that of the arguments; otherwise None."""
-    if base in WIDENING and _argument(signature, WIDENING[base]) is True:
-        return 4
-    return RESULT_BYTES.get(base)
 
 
 def _sizes(signature: OpSignature) -> list[float]:

@@ -76,7 +76,7 @@ F32, INT8 = "float", "signed char"
         ("aten::where", [("bool", [64]), (F32, []), (F32, [])], 0, 64 + 8 + 4 * 64),
         ("aten::cos", [(F32, [64])], 64, 8 * 64),
         ("aten::nan_to_num", [(F32, [64]), None, None, None, (F32, [64])], 64, 8 * 64),
-        ("aten::linalg_vector_norm", [(F32, [64]), 2], 64, 4 * 64),
+        ("aten::linalg_vector_norm", [(F32, [64]), 2, None, False, None], 64, 4 * 64 + 4),
         ("aten::_softmax", [[8, 64], 1, False], 4 * 512, 4 * 512),
         ("aten::_softmax", [[8, 64], 1, True], 4 * 512, 6 * 512),
         ("aten::_int_mm", [(INT8, [32, 64]), (INT8, [64, 16])], 2 * 32 * 64 * 16, 64 * 48 + 4 * 32 * 16),
@@ -315,6 +315,24 @@ def test_results_of_other_sizes_and_of_pointwise_ops_are_written(
     found = with_values(f"aten::{call}", shapes, values)
     assert found.bytes == 2 * (sum(one.numel() for one in tensors) + result.numel())
     assert found.flops is not None
+
+
+@pytest.mark.parametrize(
+    ("biases", "mask", "written"), [("", [True, True, False], 0), ("[32]", [True, True, True], 32)]
+)
+def test_gradients_of_a_convolution_include_that_of_its_bias(biases: str, mask: list[bool], written: int) -> None:
+    gradient, data, weight = (4, 32, 8, 8), (4, 16, 8, 8), (32, 16, 3, 3)
+    values = (biases, "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", str(mask))
+    found = work_of(
+        OpSignature(
+            name="aten::convolution_backward",
+            dims=(gradient, data, weight, *[()] * len(values)),
+            types=(F32, F32, F32, *["" if value == "" else "Scalar" for value in values]),
+            concrete=("", "", "", *values),
+        )
+    )
+    sizes = [torch.Size(shape).numel() for shape in (gradient, data, weight)]
+    assert found.bytes == 4 * (sum(sizes) + sizes[1] + sizes[2] + written)
 
 
 def test_bytes_are_unknown_where_the_result_is() -> None:

@@ -184,6 +184,8 @@ NORMALIZATIONS = {
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), Normalization(2, training_at=5)),
 }
 """aten op → its results. cuDNN's reserve space, of unknown size, is left out."""
+DTYPES_OF_CASTS = {5: 1, 6: 2, 8: 1}
+"""Number of arguments of aten::to → position of the dtype."""
 HALVED = {"glu": 1}
 """aten op → position of the dimension of which the result has half."""
 ADAPTIVE_POOLS = {
@@ -243,6 +245,11 @@ class _Call:
             return 0.0 if any(self._dtypes[1:]) else self._reduced(REDUCTIONS.get((base, count)))
         if base in GRADIENTS:
             return self._gradients(GRADIENTS[base])
+        if base == "to":
+            dtype = self._named_dtype(DTYPES_OF_CASTS[count]) if count in DTYPES_OF_CASTS else None
+            if dtype in (None, self._dtype(0)):
+                raise _Unknown  # it may return its argument
+            return self._bytes(self._shape(0), dtype)
         if base in HALVED:
             return 0.0 if self._dtypes[-1] and count > 2 else self._bytes(self._shape(0), self._dtype(0)) / 2
         if base in ADAPTIVE_POOLS:

@@ -194,6 +194,8 @@ _CONTENTS = "index values decide which rows are read or written"
 POOLS: dict[str, tuple[int | None, int, int]] = {
     "max_pool2d_with_indices": (4, 5, 8),
     "max_pool3d_with_indices": (4, 5, 8),
+    "max_pool2d": (4, 5, 0),
+    "max_pool3d": (4, 5, 0),
     "avg_pool2d": (None, 4, 0),
     "avg_pool3d": (None, 4, 0),
 }

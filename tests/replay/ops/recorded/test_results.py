@@ -152,11 +152,13 @@ IMAGE, MASK = torch.ones(2, 6, 8, 8), [True, False, True]
         ("_adaptive_avg_pool2d", [IMAGE, [3, 2]]),
         ("adaptive_max_pool2d", [IMAGE, [3, 2]]),
         ("glu", [X, 1]),
+        ("to", [X, torch.float16, False, False, None]),
         ("_to_copy", [X, torch.float16, None, None, None, False, None]),
     ],
 )
 def test_a_call_writes_as_much_as_torch(name: str, arguments: list[Any]) -> None:
-    overload = getattr(torch.ops.aten, name).default
+    packet = getattr(torch.ops.aten, name)
+    overload = packet.dtype if name == "to" else packet.default
     names = [one.name for one in overload._schema.arguments if one.kwarg_only]
     split = len(arguments) - len(names)
     result = overload(*arguments[:split], **dict(zip(names, arguments[split:], strict=True)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 import torch
@@ -30,6 +30,12 @@ Make = Callable[[], Step]
 _CachedFunction = type(lru_cache(str))
 _cached_functions: WeakSet[Any] = WeakSet()
 """All cached functions seen so far. They are kept because gc does not list objects that `gc.freeze` has set aside."""
+_misses_without: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Cached function → its misses when it held no tensor and nothing that could be given one. It need not be searched
+again until it misses again.
+"""
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of most of what is cached."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,22 +112,35 @@ def forget_cached_tensors() -> None:
     """
     _cached_functions.update(each for each in gc.get_referrers(_CachedFunction) if type(each) is _CachedFunction)
     for cached in list(_cached_functions):
-        if cached.cache_info().currsize and _holds_tensors(cached):
+        found = cached.cache_info()
+        if not found.currsize or _misses_without.get(cached) == found.misses:
+            continue
+        holds, may_be_given = _searched_for_tensors(cached)
+        if holds:
             cached.cache_clear()
+        elif not may_be_given:
+            _misses_without[cached] = found.misses
 
 
-def _holds_tensors(cached: Any) -> bool:
-    """Check whether a tensor is among the results or arguments that are cached for a function."""
-    waiting = gc.get_referents(cached)
+def _searched_for_tensors(cached: Any) -> tuple[bool, bool]:
+    """Check whether a tensor is among the results or arguments that are cached for a function, and whether a list or
+    dict among them may be given one later.
+    """
+    attributes = vars(cached)
+    waiting = [each for each in gc.get_referents(cached) if each is not attributes]
+    mutable = -1  # the dict of the entries is no entry
     while waiting:
         value = waiting.pop()
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, torch.Tensor):
-            return True
+            return True, True
+        mutable += isinstance(value, dict | list)
         if isinstance(value, dict):
             waiting += [*value.keys(), *value.values()]  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(value, list | tuple):
             waiting += value  # pyright: ignore[reportUnknownArgumentType]
-    return False
+    return False, mutable > 0
 
 
 def _run(

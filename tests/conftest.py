@@ -108,13 +108,18 @@ def _cuda_is_available() -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Let tests begin as in a small process: without tile programs of test modules, and with a quick garbage collector.
-
-    Tile programs that test modules import are costs of their ops from then on. Thousands of collected tests make each
-    walk over all objects slow, the collector's and that of `forget_cached_tensors`.
-    """
+    """Let tests begin without tile programs of test modules: they are costs of their ops from then on."""
     if "opreplay.replay.ascend.custom.programs" in sys.modules:
         sys.modules["opreplay.replay.ascend.custom.programs"].PROGRAMS.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """Tests find as few objects as in a small process: those of collected tests and of tests before are set aside.
+
+    They make each walk over all objects slow, the garbage collector's and that of `forget_cached_tensors`.
+    """
     if "opreplay.replay.capture.record" in sys.modules:
         sys.modules["opreplay.replay.capture.record"].forget_cached_tensors()  # which must have seen what is frozen
+        gc.collect()
         gc.freeze()

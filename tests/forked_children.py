@@ -13,11 +13,14 @@ import fcntl
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +145,30 @@ def forked_children() -> Iterator[None]:
     """Children of this test are forked."""
     with forking():
         yield
+
+
+def python_module(
+    name: str, *arguments: str, cwd: Path | None = None, timeout: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What `python -m name` with these arguments prints; its process is forked as children are."""
+    code = f"import runpy, sys; sys.path.insert(0, ''); runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
+        patch.chdir(cwd or Path.cwd())
+        for variable, value in environment.items():
+            patch.setenv(variable, value)
+        process = TEMPLATE.start(["-c", code, *arguments], stdout=out.fileno(), stderr=errors.fileno(), pass_fds=())
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        texts = [file.seek(0) or file.read() for file in (out, errors)]
+    return subprocess.CompletedProcess([name, *arguments], status, *texts)
 
 
 def opreplay_here(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -79,10 +79,12 @@ MAY_FAIL = frozenset({"timeline", "validate", "calibrate", "check", "trim", "exp
 """What the small inputs here may be too little for."""
 RUNNER = """
 import sys
-from opreplay.replay.batch import reading
 from opreplay.replay.host import idle
 from opreplay.traces.reading import parallel
-reading.POOL_FROM_BYTES, parallel.MIN_PART_BYTES, idle.idle_cpus = 1, 50_000, lambda *_: 2.0
+parallel.MIN_PART_BYTES, idle.idle_cpus = 50_000, lambda *_: 2.0
+if sys.argv[1] == "batch":  # it loads torch
+    from opreplay.replay.batch import reading
+    reading.POOL_FROM_BYTES = 1
 from opreplay.cli.main import main
 main()
 """

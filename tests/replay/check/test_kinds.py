@@ -295,7 +295,7 @@ def twice(x):
 
 
 @pytest.mark.parametrize(("name", "cases"), [("reads_beyond", 2), ("twice", 0)])
-def test_a_read_beyond_the_end_ends_its_case(tmp_path: Path, name: str, cases: int) -> None:
+def test_a_read_beyond_the_end_ends_its_case(forked_children: None, tmp_path: Path, name: str, cases: int) -> None:
     (file := tmp_path / "reads.py").write_text(READS)
     report = check(f"{file}:{name}", against=f"{file}:twice", shapes=["3x5"], points=["correctness"])
     bad = report.point("correctness").of("fail")

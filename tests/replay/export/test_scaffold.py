@@ -23,6 +23,7 @@ from opreplay.replay.ops.register import stand_in_of
 from opreplay.replay.ops.work.expected import stand_ins
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
+from tests.forked_children import opreplay_here, python_module
 
 pytestmark = pytest.mark.slow
 
@@ -40,18 +41,8 @@ def text_of(kind: Kind, op: ReplayOp) -> str:
 
 def run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
     """Each file in a process's import of its own, as a user's pytest does it."""
-    line = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=importlib",
-        "-c",
-        "/dev/null",
-    ]
-    return subprocess.run([*line, str(folder)], capture_output=True, text=True, check=False, timeout=400)
+    given = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "/dev/null", str(folder))
+    return python_module("pytest", *given, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +144,9 @@ def test_an_op_of_a_plugin_has_a_file_that_loads_it(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     subprocess.run([sys.executable, record, trace], check=True, cwd=tmp_path, capture_output=True)
     target = tmp_path / "test_new.py"
-    start = [sys.executable, "-c", "from opreplay.cli.main import main; main()"]
-    line = [*start, "new", "op", "scaffolded::halved", "--trace", trace, "-o", target]
-    subprocess.run([*line, "--plugin", own], check=True, capture_output=True)
+    line = ("new", "op", "scaffolded::halved", "--trace", trace, "-o", target, "--plugin", own)
+    done = opreplay_here(*line)
+    assert done.returncode == 0, done.stderr
     assert "load_plugins" in target.read_text()
     assert run_tests(tmp_path).returncode == 0
 

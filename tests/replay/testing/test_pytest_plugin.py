@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.replay.testing.expectations import Expectations, OpsNotAsExpected
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
+from tests.forked_children import python_module
 
 pytestmark = pytest.mark.slow
 
@@ -42,15 +40,8 @@ def test_one_op(opreplay):
 def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
     installed = any(one.value == PLUGIN for one in entry_points(group="pytest11"))
     plugin = [] if installed else ["-p", PLUGIN]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *plugin, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    given = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", *plugin, *arguments)
+    done = python_module("pytest", *given, cwd=folder, timeout=180, OMP_NUM_THREADS="1")
     return done.returncode, done.stdout + done.stderr
 
 
@@ -115,7 +106,7 @@ def _quick():
     return opreplay.RunOptions(op_time_s=0.001, isolation="none")
 
 
-def test_a_wrong_op_fails_the_test(tmp_path: Path) -> None:
+def test_a_wrong_op_fails_the_test(forked_children: None, tmp_path: Path) -> None:
     ours = Expectations(tmp_path)
     options = {"shapes": ("f32[8], f32[8]",), "points": ("correctness",), "require": ("correctness",)}
     with pytest.raises(OpsNotAsExpected, match="correctness: fail"):

@@ -35,7 +35,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def runner() -> Iterator[ChildProcess]:
+def runner(forked_children: None) -> Iterator[ChildProcess]:
     child = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=20.0)
     child.start()
     yield child
@@ -67,7 +67,7 @@ def test_op_that_eats_memory_is_stopped_and_the_child_lives(runner: ChildProcess
     assert runner.pid == pid
 
 
-def test_hang_ends_at_the_limit() -> None:
+def test_hang_ends_at_the_limit(forked_children: None) -> None:
     runner = ChildProcess(WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6), limit_s=0.5)
     try:
         runner.start()
@@ -83,15 +83,15 @@ def test_hang_ends_at_the_limit() -> None:
         runner.close()
 
 
-def test_the_end_of_the_runs_time_ends_the_op_in_flight() -> None:
+def test_the_end_of_the_runs_time_ends_the_op_in_flight(forked_children: None) -> None:
     config = WorkerConfig(options=RunOptions(executor="fake"), memory_bytes=10**6)
-    runner = ChildProcess(config, limit_s=60.0, until=monotonic() + 8.0)
+    runner = ChildProcess(config, limit_s=60.0, until=monotonic() + 6.0)
     try:
         runner.start()
         assert runner.measure(fake_op("3us")).status == "replayed"
         outcome = runner.measure(fake_op("hang"))
         assert str(outcome.reason) == "out of time: the run's time was over while it ran (--set total_time)"
-        assert 0.0 < (outcome.measure_s or 0.0) < 9.0
+        assert 0.0 < (outcome.measure_s or 0.0) < 7.0
         assert runner.pid is None
     finally:
         runner.close()

@@ -23,8 +23,8 @@ from opreplay.traces.samples import SAMPLES, sample_path
 from tests.traces.events import document, flow, kernel, launch, note, op, small_events, write
 from tests.traces.reading.native.differential import CORPUS, assert_same, damaged_file, pools_of, reader
 
-EXAMPLES = 20 if "OPREPLAY_SANITIZED_EVENTS" in os.environ else 120
-"""Sanitizers make each example five times slower; `.ci/sanitize` reads damaged traces as well."""
+EXAMPLES = 20 if "OPREPLAY_SANITIZED_EVENTS" in os.environ else 60
+"""Sanitizers make each example five times slower; `.ci/sanitize` and `.ci/run` read damaged traces as well."""
 
 
 def task(kind: Any, *, ph: str = "X", pid: Any = 1, dur: Any = "1.5", **args: Any) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def test_what_was_once_read_differently(path: Path) -> None:
 def test_damaged_blocks_of_the_samples_read_the_same(tmp_path: Path) -> None:
     """A few of what `make fuzz` reads for a minute, always the same ones."""
     rng, pools, path, taken = random.Random(11), pools_of(None), tmp_path / "trace.json", []
-    for _ in range(150):
+    for _ in range(50):
         path.write_bytes(damaged_file(pools, rng)[0])
         taken += assert_same(path, block=rng.choice((256, 1 << 12)))
     assert 0.3 < sum(taken) / len(taken) < 0.95  # neither half is left out

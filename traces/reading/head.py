@@ -27,8 +27,8 @@ _SPACE = b" \t\r\n"
 _DAMAGED_EVENT = re.compile(rb'.{0,40}"(?:ph|cat|name|pid)"\s*:', re.DOTALL)
 """Start of a damaged event as the first element of an array: one of an event's keys follows within 40 bytes."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
-_APART = re.compile(rb'"\s+:|\\u0022', re.IGNORECASE)
-"""Spellings of the end of a key that an encoder changes, or of a quote that could look like one."""
+_APART = re.compile(rb'"\s+:|\\u0022|\\u003a', re.IGNORECASE)
+"""Spellings of the end of a key that an encoder changes, or of a quote or colon that could look like a part of one."""
 EXACT_DUPLICATES_BYTES = 4 << 20
 """Duplicate keys are searched only in texts of at most this many bytes."""
 

@@ -27,6 +27,8 @@ def counted(text: str) -> dict[str, int]:
         '{"a":1,"b" :2,"a":3}',
         '[{"a":{"b":"\\":","a":1,"a":2}}]',
         '{"x\\u0022:":1,"a":1,"a":2}',
+        '{"b":"\\u003Ax","a":1,"a":2}',
+        '{"b":"\\"\\u003a","a":1,"a":2}',
         '{"b":NaN,"a":1,"a":2}',
         '{"b":1e999,"a":1,"\\u0061":2}',
     ],
@@ -43,13 +45,16 @@ VALUES = st.recursive(
 )
 
 
-def spelled(value: object, gap: str) -> str:
-    """JSON text of a value; a tuple of pairs is an object, which may have a key twice."""
+def spelled(value: object, gap: str, escape: str) -> str:
+    """JSON text of a value; a tuple of pairs is an object, which may have a key twice. Strings have the colon as
+    `escape`.
+    """
     if isinstance(value, tuple):
-        return "{" + ",".join(f"{json.dumps(key)}{gap}:{spelled(one, gap)}" for key, one in value) + "}"
+        pairs = [f"{spelled(key, gap, escape)}{gap}:{spelled(one, gap, escape)}" for key, one in value]
+        return "{" + ",".join(pairs) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(spelled(one, gap) for one in value) + "]"
-    return json.dumps(value)
+        return "[" + ",".join(spelled(one, gap, escape) for one in value) + "]"
+    return json.dumps(value).replace(":", escape)
 
 
 def doubles(value: object) -> Counter[str]:
@@ -65,6 +70,6 @@ def doubles(value: object) -> Counter[str]:
     return found
 
 
-@given(VALUES, st.sampled_from(["", " ", "\n"]))
-def test_any_text(value: object, gap: str) -> None:
-    assert counted(spelled(value, gap)) == dict(doubles(value))
+@given(VALUES, st.sampled_from(["", " ", "\n"]), st.sampled_from([":", "\\u003a"]))
+def test_any_text(value: object, gap: str, escape: str) -> None:
+    assert counted(spelled(value, gap, escape)) == dict(doubles(value))

@@ -49,16 +49,23 @@ def _operations(op: OpView, source: TensorMeta, result: TensorSpec, passes: int)
 
     Lengths that are not a power of two need more.
     """
-    share = 1.0 if source.dtype.startswith("complex") and result.dtype.startswith("complex") else 0.5
+    from_real = not source.dtype.startswith("complex")
     if (window := op.integer("n_fft", default=0)) > 0:
-        # One side of the spectrum holds as many numbers as half a window.
-        spectra = max(source, result, key=lambda side: len(side.shape))
-        bins = max(1, spectra.shape[-2]) if len(spectra.shape) > 1 else 1
-        return share * BUTTERFLY * prod(spectra.shape) / bins * window * log2(window)
+        is_inverse = op.op.name.split(".")[0].endswith("istft")
+        spectra = source if is_inverse else result
+        # A real tensor of spectra has a last dimension for real and imaginary parts.
+        shape = spectra.shape if spectra.dtype.startswith("complex") else spectra.shape[:-1]
+        transforms = prod(shape) / max(1, shape[-2]) if len(shape) > 1 else 1
+        is_half = not op.flag("return_complex") if is_inverse else from_real
+        return (0.5 if is_half else 1.0) * BUTTERFLY * transforms * window * log2(window)
     rank = min(len(source.shape), len(result.shape))
     dims = [dim for dim in op.integers("dim") if -rank <= dim < rank] or list(range(-min(passes, rank), 0))
-    line = prod(max(source.shape[dim], result.shape[dim]) for dim in dims)
-    return share * BUTTERFLY * max(prod(source.shape), prod(result.shape)) * log2(max(1, line))
+    lengths = list(result.shape)
+    if from_real and dims:  # The result has about half as many numbers in the last dimension.
+        asked = op.integer("n", default=0) or next(iter(op.integers("s")[-1:]), 0)
+        lengths[dims[-1]] = asked if asked > 0 else source.shape[dims[-1]]
+    share = 0.5 if from_real or not result.dtype.startswith("complex") else 1.0
+    return share * BUTTERFLY * prod(lengths) * log2(max(1, prod(lengths[dim] for dim in dims)))
 
 
 @costs("aten::fft_fftshift aten::fft_ifftshift")

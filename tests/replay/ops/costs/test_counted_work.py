@@ -33,6 +33,16 @@ def kernels(call: str) -> tuple[KernelCall, ...]:
         ("aten::_fft_c2c(c64[4,1],[1],0,True)", 1, 0),
         # 513 - 1 = 64 hops of 16 and one more: 65 windows of 64 samples in each of two signals.
         ("aten::stft(f32[2,1088],64,16,64,f32[64],False,True,True)", 1, 2 * 65 * 2.5 * 64 * 6),
+        ("aten::stft(f32[2,1088],64,16,64,f32[64],False,False,True)", 1, 2 * 65 * 2.5 * 64 * 6),
+        ("aten::stft(f32[2,4160],64,16,64,f32[64],False,True,False)", 1, 2 * 257 * 2.5 * 64 * 6),
+        ("aten::istft(c64[2,33,65],64,16,64,f32[64],True)", 1, 2 * 65 * 2.5 * 64 * 6),
+        ("aten::istft(c64[2,64,65],64,16,64,f32[64],True,False,False,None,True)", 1, 2 * 65 * 5 * 64 * 6),
+        # Only the first numbers of a longer line are transformed.
+        ("aten::fft_fft(c64[4,1024],64)", 1, 5 * 256 * 6),
+        ("aten::fft_fft(c64[4,64],1024)", 1, 5 * 4096 * 10),
+        ("aten::fft_rfft(f32[2,48000],512)", 1, 2.5 * 1024 * 9),
+        ("aten::fft_rfft2(f32[8,64,64],[8,16])", 2, 2.5 * 1024 * 7),
+        ("aten::fft_irfftn(c64[4,1024],[8,128])", 2, 2.5 * 1024 * 10),
     ],
 )
 def test_a_transform_computes_five_operations_a_number_and_halving(call: str, passes: int, operations: float) -> None:

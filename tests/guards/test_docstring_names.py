@@ -40,6 +40,8 @@ OF_OTHERS = frozenset(
         "record_param_comms",
         "wait_tensor",
         "_default_to_fused_or_foreach",
+        "numpy.ma",
+        "numpy.typing",
         "HFP8",  # FBGEMM
         "aiv_icache_miss_rate",  # msprof
         "contextvars",

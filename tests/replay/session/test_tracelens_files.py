@@ -7,11 +7,11 @@ tests of the same shape, so that the imports are changed and the tests run every
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked_children import python_module
 
 SEEDS = Path(__file__).parents[3].parent / "shared" / "seeds"
 THEIR_TESTS = 11
@@ -103,8 +103,8 @@ def run_with_changed_imports(source: str, folder: Path) -> dict[str, int]:
     """Run a file of tests with opreplay in place of TraceLens; return how many passed, failed, ..."""
     file = folder / "test_event_replay.py"
     file.write_text(IMPORT.sub(r"\1opreplay.tracelens\3", source), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:opreplay", file.name]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    given = ("-q", "-p", "no:cacheprovider", "-p", "no:opreplay", file.name)
+    done = python_module("pytest", *given, cwd=folder, timeout=300)
     counts = re.findall(r"(\d+) (passed|failed|errors?|skipped)", done.stdout.strip().rpartition("\n")[2])
     return {kind: int(count) for count, kind in counts} or {done.stdout + done.stderr: 1}
 

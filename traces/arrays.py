@@ -1,7 +1,7 @@
 # pyright: strict
 """Types of NumPy arrays, and functions on them that load less of NumPy than its own.
 
-`numpy.typing` has such types, too, but loading it takes 10 ms.
+NumPy has such types, too, but loading its module for them takes 10 ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 def distinct(values: ArrayOf[Number]) -> ArrayOf[Number]:
     """Return each value of a one-dimensional array once, in ascending order.
 
-    `np.unique` returns the same, but loads `numpy.ma` first, which takes 10 ms. Neither is for NaN.
+    `np.unique` returns the same, but first loads masked arrays, which takes 10 ms. The array must not contain NaN.
     """
     ordered = np.sort(values)
     first = np.ones(len(ordered), bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import opreplay
 from opreplay.replay.capture.capture import capture_made, check_made
+from opreplay.replay.capture.record import forget_cached_tensors
 from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
@@ -397,3 +399,21 @@ def test_tensors_that_cannot_be_fake_are_named(step: Any, word: str, way: str) -
         capture_made(lambda: (step, (torch.randn(3, 4), torch.randn(5, 4))), source="here")
     assert word in str(raised.value)
     assert way in raised.value.hint
+
+
+def test_a_cache_is_emptied_once_it_holds_a_tensor() -> None:
+    @cache
+    def made(size: int) -> Any:
+        return torch.ones(size) if size else {}
+
+    def entries() -> int:
+        forget_cached_tensors()
+        return made.cache_info().currsize
+
+    store = made(0)
+    assert entries() == 1
+    store["later"] = torch.ones(1)
+    assert entries() == 0
+    assert [made(0), entries()] == [{}, 1]
+    made(1)
+    assert entries() == 0

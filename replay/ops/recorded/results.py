@@ -217,6 +217,13 @@ def result_bytes(signature: OpSignature) -> float | None:
         return None
 
 
+def has_result_rule(base: str) -> bool:
+    """Check whether a table has an aten op (`base` is its name without namespace and overload)."""
+    name = base.removesuffix("_")
+    tables = (RULES, REDUCING, GRADIENTS, NORMALIZATIONS, HALVED, ADAPTIVE_POOLS)
+    return name == "to" or any(name in table for table in tables)
+
+
 class _Call:
     """One recorded call of an aten op."""
 
@@ -242,7 +249,7 @@ class _Call:
                 raise _Unknown  # the second argument can be the result
             return self._by_rule(Rule(2))
         if base in REDUCING:
-            return 0.0 if any(self._dtypes[1:]) else self._reduced(REDUCTIONS.get((base, count)))
+            return 0.0 if self._has_buffer(1) else self._reduced(REDUCTIONS.get((base, count)))
         if base in GRADIENTS:
             return self._gradients(GRADIENTS[base])
         if base == "to":
@@ -251,10 +258,10 @@ class _Call:
                 raise _Unknown  # it may return its argument
             return self._bytes(self._shape(0), dtype)
         if base in HALVED:
-            return 0.0 if self._dtypes[-1] and count > 2 else self._bytes(self._shape(0), self._dtype(0)) / 2
+            return 0.0 if self._has_buffer(1) else self._bytes(self._shape(0), self._dtype(0)) / 2
         if base in ADAPTIVE_POOLS:
             dims, index = ADAPTIVE_POOLS[base]
-            if any(self._dtypes[1:]):
+            if self._has_buffer(1):
                 return 0.0
             shape, sizes = self._shape(0), self._integers(1)
             if len(sizes) != dims or len(shape) <= dims:
@@ -264,6 +271,15 @@ class _Call:
             return self._normalized(NORMALIZATIONS[base])
         return self._by_rule(RULES[base]) if base in RULES else None
 
+    def _has_buffer(self, operands: int) -> bool:
+        """Check whether the result is written to a tensor after this number of operands."""
+        if not any(self._dtypes[:operands]):
+            raise _Unknown  # old profilers recorded some arguments in another order
+        buffers = [dims for dims, dtype in zip(self._dims[operands:], self._dtypes[operands:], strict=True) if dtype]
+        if any(prod(dims) == 0 for dims in buffers):
+            raise _Unknown  # the call gives an empty buffer the size of the result
+        return bool(buffers)
+
     def _overwritten(self, rule: Rule) -> float:
         shapes = [self._shape(place) for place, dtype in enumerate(self._dtypes[: rule.operands]) if dtype is not None]
         if rule.like is None and _broadcast(shapes) != self._shape(0):
@@ -271,8 +287,8 @@ class _Call:
         return self._bytes(self._shape(0), self._dtype(0))
 
     def _by_rule(self, rule: Rule) -> float:
-        if any(self._dtypes[rule.operands :]):
-            return 0.0  # the result is written to an argument
+        if self._has_buffer(rule.operands):
+            return 0.0
         operands = range(min(rule.operands, len(self._dtypes)))
         shapes = [self._shape(place) for place in operands if self._dtypes[place] is not None]
         shape = _broadcast(shapes) if rule.like is None else self._shape(rule.like)

@@ -21,7 +21,7 @@ from typing import TypeGuard, cast
 import msgspec
 
 from opreplay.replay.ops.recorded.arguments import Arguments, parameters_of
-from opreplay.replay.ops.recorded.results import result_bytes
+from opreplay.replay.ops.recorded.results import has_result_rule, result_bytes
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, SCALAR_TYPE_CODES, torch_dtype_name
 from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
@@ -313,6 +313,8 @@ def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
         return "no argument gives the sizes of the experts' weights"
     if kind == "attention":
         return "lengths of the sequences are not recorded"
+    if signature.name.startswith("aten::") and has_result_rule(base):
+        return "arguments that decide the size of its result are not recorded"
     if kind == "indexing and sorting":
         return _CONTENTS
     if kind in ("GEMM", "convolution") and not any(signature.concrete or ()):

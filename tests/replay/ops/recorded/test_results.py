@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from opreplay.replay.ops.recorded.results import ADAPTIVE_POOLS, HALVED, REDUCING, RULES, result_bytes
+from opreplay.replay.ops.recorded.sizes import work_of
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.model import OpSignature
 
@@ -193,3 +194,25 @@ def test_a_result_is_unknown_without_the_arguments_that_determine_it(name: str) 
 def test_an_op_in_no_table_is_unknown() -> None:
     assert result_bytes(recorded("as_strided_", [X, [2], [1]])) is None
     assert result_bytes(recorded("transpose", [X, 0, 1])) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types"),
+    [
+        ("cumsum", ((), (300,), (), ()), ("", "long int", "Scalar", "")),
+        ("eq", ((), (), (), ()), ("Scalar", "Scalar", "int", "Scalar")),
+        ("sum", ((), (300,), ()), ("", "float", "")),
+        ("add", ((4,), (4,), (), (0,)), ("float", "float", "Scalar", "float")),
+    ],
+)
+def test_arguments_in_another_order_and_empty_buffers_are_unknown(
+    name: str, dims: tuple[Any, ...], types: tuple[str, ...]
+) -> None:
+    """Profilers of torch 1.8 recorded some arguments in another order; an empty buffer gets the result's size."""
+    assert result_bytes(OpSignature(name=f"aten::{name}", dims=dims, types=types, concrete=("",) * len(dims))) is None
+
+
+@pytest.mark.parametrize("name", ["cumsum", "sum", "_softmax"])
+def test_the_reason_of_an_unknown_result_is_what_the_profile_lacks(name: str) -> None:
+    work = work_of(OpSignature(name=f"aten::{name}", dims=((4, 6),), types=("long int",)))
+    assert (work.bytes, work.why) == (None, "arguments that decide the size of its result are not recorded")

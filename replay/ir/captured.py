@@ -158,7 +158,8 @@ def step_notes(captured: Sequence[Capture]) -> tuple[str, ...]:
     notes = [UNFUSED] if all(capture.fused is False for capture in captured) else []
     if stages > 1:
         notes.append(_ONE_STAGE.format(stages) if len(captured) == 1 else _ALL_STAGES)
-    notes += [note for capture in captured for note in capture.notes]
+    # Older plan files have the note on unfused calls among the others; it no longer holds if they were fused since.
+    notes += [note for capture in captured for note in capture.notes if note != UNFUSED or not capture.fused]
     if kernels:
         names = ", ".join(f"{count} {name}" for name, count in kernels.most_common())
         notes.append(f"calls are fused as on Ascend servers: {names}. Peak memory is estimated after fusion")

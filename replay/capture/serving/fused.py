@@ -327,7 +327,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     if not counts or capture is None:
         return plan
     peaks = _after_fusion(capture.peaks, before, _created_peak(plan))
-    capture = msgspec.structs.replace(capture, kernels=dict(counts), fused=True, peaks=peaks)
+    capture = msgspec.structs.replace(capture, kernels=dict(Counter(capture.kernels) + counts), fused=True, peaks=peaks)
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 
 

@@ -61,7 +61,7 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
         for peak in capture.peaks
     )
     products = sum(count for name, count in counts.items() if "matmul" in name)
-    capture = msgspec.structs.replace(capture, peaks=peaks, quantized={weights: products})
+    capture = msgspec.structs.replace(capture, peaks=peaks, quantized={**capture.quantized, weights: products})
     return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 
 

@@ -232,7 +232,8 @@ def scalings(text: str) -> list[tuple[str, str]]:
 def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) -> Unmatched:
     """Return an error that says why a change matches nothing."""
     if "=" not in text:
-        hint = _why_nothing(names, graph, text.partition(" ")[0].lower())
+        word = text.partition(" ")[0].lower()
+        hint = f"{notes[0]}." if word == "fuse" and notes else _why_nothing(names, graph, word)
         return Unmatched("changes nothing in this step", hint=hint)
     if notes:
         return Unmatched("changes nothing in this step", hint=". ".join(notes))
@@ -568,15 +569,49 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
         hit[owned] |= ops[nodes.owner[owned]] if len(ops) else False
     hit &= nodes.kind == KERNEL
     order = np.flatnonzero(edges.kind == STREAM)
+    groups: dict[int, list[int]] = {}
+    inside: list[int] = []
+    apart = 0
     for edge in order[np.argsort(edges.target[order], kind="stable")].tolist():
         first, second = int(edges.source[edge]), int(edges.target[edge])
         if not (hit[first] and hit[second]) or names.task(first) == names.task(second):
             continue
-        longest = max(out.durations_us[first], out.durations_us[second])
-        out.durations_us[first], out.durations_us[second] = 0.0, longest
-        out.lags_us[edge] = 0.0
-        out.matched += 1
-    out.notes.append(AS_LONG_AS_LONGEST)
+        parts = groups.get(first, [first])
+        if _waits_between(out, parts, second):
+            apart += 1
+            continue
+        groups.pop(first, None)
+        groups[second] = [*parts, second]
+        inside.append(edge)
+    for parts in groups.values():
+        longest = float(out.durations_us[parts].max())
+        out.durations_us[parts] = 0.0
+        out.durations_us[parts[-1]] = longest
+        # What waits for a part waits for the whole kernel.
+        out.lags_us[np.isin(edges.source, parts[:-1])] += longest
+    out.lags_us[inside] = 0.0
+    out.matched += len(inside)
+    if apart:
+        out.notes.append(
+            f"{apart:,} pairs of consecutive kernels stay apart: the second waits for work that waits for the first"
+        )
+    if inside:
+        out.notes.append(AS_LONG_AS_LONGEST)
+
+
+def _waits_between(out: Edited, parts: Sequence[int], last: int) -> bool:
+    """Check whether a task waits for `parts` through other work, not only because it follows them on their stream."""
+    edges = out.graph.edges
+    begin, end = np.searchsorted(edges.target, [min(parts) + 1, last + 1]).tolist()
+    reached = set(parts)
+    for edge in range(begin, end):
+        source, target = int(edges.source[edge]), int(edges.target[edge])
+        direct = edges.kind[edge] == STREAM and source in parts
+        if source in reached and not direct and out.lags_us[edge] > NEVER / 2:
+            if target == last:
+                return True
+            reached.add(target)
+    return False
 
 
 def _dtype(names: Names, out: Edited, wanted: str) -> None:

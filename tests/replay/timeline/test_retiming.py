@@ -145,6 +145,35 @@ def test_fused_kernels_take_as_long_as_the_longest(tmp_path: Path) -> None:
     assert found.what_if[0].gain_us == pytest.approx(81.0, abs=1.0)
 
 
+def test_work_that_waits_for_a_part_waits_for_the_fused_kernel(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    machine.wait_for(20, 7)
+    machine.op("c10d::allreduce_", 10.0, ("ncclDevKernel_AllReduce", 300.0), stream=20)
+    machine.op("aten::add", 10.0, ("add", 100.0))
+    machine.wait_for(7, 20)
+    machine.synchronize()
+    machine.end()
+    found = study(machine, tmp_path, what_if=["fuse aten::mm,aten::add"]).timeline
+    assert found.what_if[0].gain_us == pytest.approx(0.0, abs=6.0)
+
+
+def test_kernels_stay_apart_if_the_host_waits_between_them(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    machine.synchronize()
+    machine.op("aten::add", 10.0, ("add", 100.0))
+    machine.op("aten::mul", 10.0, ("mul", 80.0))
+    machine.synchronize()
+    machine.end()
+    found = study(machine, tmp_path, what_if=["fuse aten::mm,aten::add,aten::mul", "fuse aten::mm,aten::add"]).timeline
+    assert [change.matched for change in found.what_if] == [1, 0]
+    assert found.what_if[0].gain_us == pytest.approx(67.0, abs=4.0)  # the last part is launched 14 µs later
+    assert "stay apart" in found.what_if[1].assumptions[0]
+
+
 def test_categories_and_path_add_up_to_the_step(tmp_path: Path) -> None:
     found = study(training(), tmp_path).timeline
     made = found.categories_us

@@ -187,35 +187,21 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
     A small case is run with each kind of `DRAWS` that the reference accepts. `inputs` replaces some of the random
     inputs. Then the other inputs are always normally distributed. Raises TileError for an exceeded limit. If a result
     differs by more than its dtype's tolerance, the limit is `values`, and the error names the line that stored the
-    worst element. Raises UsageError if there is no reference.
+    worst element. Raises UsageError if there is no reference, or if it rejects the inputs.
     """
-    import torch
-
-    function = reference_of(bound.program)
-    if function is None:
-        raise UsageError(
-            f"{bound.program.name} has no reference to compare values with",
-            hint="Pass reference= to @tile.kernel, a function of the same inputs.",
-        )
     arguments = draw(bound, seed) | dict(_fitting(bound, inputs or {}))
-
-    def expected_of(arguments: Mapping[str, Any]) -> list[Any]:
-        with torch.no_grad():
-            results: Any = function(*(_cloned(arguments[p.name]) for p in bound.program.inputs))
-        return [*results] if isinstance(results, tuple | list) else [results]
-
     tensors = _outcome(bound, device, arguments)
     comparisons = [
         _compare(bound, tensors[p.name], reference)
-        for p, reference in zip(bound.program.outputs, expected_of(arguments), strict=False)
+        for p, reference in zip(bound.program.outputs, _expected(bound, arguments), strict=False)
     ]
     has_floats = any(getattr(value, "is_floating_point", bool)() for value in arguments.values())
     if inputs is None and has_floats and sum(prod(meta.shape) for meta in bound.tensors.values()) <= MOST_DRAWN:
         for kind in [*DRAWS][1:]:
             arguments = draw(bound, seed, kind)
             try:
-                references = expected_of(arguments)
-            except Exception:  # a reference that does not take such values
+                references = _expected(bound, arguments)
+            except UsageError:  # a reference that does not take such values
                 continue
             tensors = _outcome(bound, device, arguments)
             for p, reference in zip(bound.program.outputs, references, strict=False):
@@ -225,6 +211,33 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
         error=max((comparison.error for comparison in comparisons), default=0.0),
         allowed=all(comparison.allowed for comparison in comparisons),
     )
+
+
+def _expected(bound: Bound, arguments: Mapping[str, Any]) -> list[Any]:
+    """Return the results of a program's reference. Raises UsageError if there is none, or if it rejects the inputs."""
+    import torch
+
+    function = reference_of(bound.program)
+    if function is None:
+        raise UsageError(
+            f"{bound.program.name} has no reference to compare values with",
+            hint="Pass reference= to @tile.kernel, a function of the same inputs.",
+        )
+    try:
+        with torch.no_grad():
+            results: Any = function(*(_cloned(arguments[p.name]) for p in bound.program.inputs))
+    except Exception as error:
+        raise UsageError(
+            f"the reference of {bound.program.name} rejects these inputs: {type(error).__name__}: "
+            f"{(str(error).splitlines() or [''])[0]}",
+            hint="Check the case, or give valid values with inputs=.",
+        ) from error
+    return [*results] if isinstance(results, tuple | list) else [results]
+
+
+def require_accepted(bound: Bound) -> None:
+    """Raise UsageError if the reference does not accept the inputs that `check` draws."""
+    _expected(bound, draw(bound))
 
 
 def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any]) -> Checked:

@@ -20,7 +20,7 @@ from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State
 from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, smaller, to_tune, with_settings
-from opreplay.replay.tile.check import Checked, as_meta, check, too_large
+from opreplay.replay.tile.check import Checked, as_meta, check, require_accepted, too_large
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.measured import (
@@ -304,6 +304,8 @@ def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Brok
     try:
         return check(bound, device, inputs=None if case.checked_only else wanted.inputs)
     except TileError as error:
+        if case.checked_only:
+            require_accepted(bound)
         return _broken(error)
 
 

@@ -25,6 +25,7 @@ from opreplay.replay.tile.check import Checked, check, draw
 from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.program import Program, bind
 from opreplay.replay.tile.registration import forget_programs, programs
+from opreplay.replay.tile.study import Wanted, study
 from opreplay.traces.errors import UsageError
 
 ONE = '@tile.kernel("mylib::k", reference=lambda x: {0})\ndef k(x, y: tile.Out, *, rows=8):\n'
@@ -323,6 +324,27 @@ def test_values_are_checked_with_inputs_that_are_given(programs_of: Callable[[st
     bound = bind(program, case.arguments)
     with pytest.raises(UsageError, match=r"t is i32\[7\], but the case has i32\[20\]"):
         check(bound, load_device("910b3"), inputs={"t": torch.arange(7).int()})
+
+
+def test_a_shape_that_the_reference_refuses_breaks_nothing(programs_of: Callable[[str], tuple[Program, ...]]) -> None:
+    programs = programs_of(
+        '@tile.kernel("mylib::halves", reference=lambda x: x[:, : x.shape[1] // 2] + x[:, x.shape[1] // 2 :],\n'
+        "             results=lambda x: x.new_empty(x.shape[0], x.shape[1] // 2))\n"
+        "def halves(x, y: tile.Out, *, rows=8):\n"
+        "    half = x.shape[1] // 2\n"
+        "    for r in tile.blocks(x.shape[0], rows):\n"
+        "        tile.store(y[r], (tile.load(x[r, :half]).float() + tile.load(x[r, half:]).float()).to(y.dtype))\n"
+        '@tile.kernel("mylib::fussy", reference=lambda x: torch.linalg.inv(x) @ x @ x, results=lambda x: x)\n'
+        "def fussy(x, y: tile.Out, *, rows=8):\n"
+        "    for r in tile.blocks(x.shape[0], rows):\n"
+        "        tile.store(y[r], tile.load(x[r, :]))\n"
+    )
+    devices = {"910b3": load_device("910b3")}
+    found = study(programs, devices, Wanted(cases=["halves x=f32[64,32]"]))
+    assert [outcome.error for outcome in found.results] == [None] * len(found.results)
+    assert found.skipped
+    with pytest.raises(UsageError, match="the reference of fussy rejects these inputs"):
+        study(programs, devices, Wanted(cases=["fussy x=f32[64,32]"]))
 
 
 def test_an_edited_cell_replaces_its_program(programs_of: Callable[[str], tuple[Program, ...]], tmp_path: Path) -> None:

@@ -382,6 +382,9 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
     grouped_heads.keep_groups(model)
     cache = _cache(model.config, shape.context + 1)
     options = cache_inputs(model, cache)
+    if getattr(config, "alibi", False):
+        # Without a mask, Falcon computes ALiBi for the tokens so far, which must have the size of the whole cache.
+        options["attention_mask"] = torch.ones((shape.batch, shape.context + 1), dtype=torch.long)
     with torch.no_grad():
         stage.forward(model, input_ids=_ids(shape.batch, tokens_that_fill(cache, config, shape.context)), **options)
     if not any(_is_written(layer) for layer in cache.layers):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -289,6 +290,7 @@ class Fakes:
             replaced(utils, swap_tensors=swap_tensors),
             replaced(torch, tensor=of_numbers(torch.tensor)),
             replaced(FakeTensor, tolist=tolist),
+            replaced(fake_tensor.log, disabled=True),  # it prints, with a traceback, what is raised here
             self.mode,
             self._corrected,
             warnings.catch_warnings(),

@@ -28,6 +28,7 @@ LATENT = {
 CACHED: list[tuple[str, dict[str, Any], int]] = [
     ("falcon, grouped", GROUPED, 2 * 2 * 16),
     ("falcon, one head", {**FALCON, "multi_query": True}, 2 * 1 * 16),
+    ("falcon, alibi", {**FALCON, "alibi": True, "multi_query": False, "num_kv_heads": 8}, 2 * 8 * 16),
     ("gpt_bigcode", {"model_type": "gpt_bigcode", "n_embd": 128, "n_head": 8, "n_layer": 2, "vocab_size": 64}, 2 * 16),
     ("mpt", {"model_type": "mpt", "d_model": 128, "n_heads": 8, "n_layers": 2, "vocab_size": 64}, 2 * 128),
     ("bloom", {"model_type": "bloom", "hidden_size": 128, "n_head": 8, "n_layer": 2, "vocab_size": 64}, 2 * 128),

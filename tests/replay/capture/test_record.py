@@ -203,6 +203,12 @@ def test_control_flow_on_values_names_the_line() -> None:
     assert opreplay.capture(step, torch.ones(3), real=True).captured
 
 
+def test_a_refused_call_is_not_also_logged_by_torch(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="broadcast"):
+        opreplay.capture(lambda x: x.masked_fill(torch.ones(7) > 0, 0.0), torch.randn(3, 4))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_sizes_that_depend_on_values_name_the_line() -> None:
     with pytest.raises(UsageError, match=r"aten::nonzero.*in <lambda>"):
         opreplay.capture(lambda x: x.nonzero(), torch.randn(3))

@@ -93,6 +93,14 @@ def test_draws_follow_their_distribution(call: Call) -> None:
         assert not out.any()
 
 
+def test_rows_without_heat_take_the_likeliest_token_whatever_the_noise(call: Call) -> None:
+    logits, noise, out = torch.randn(4, 9), torch.rand(4, 9) + 0.1, torch.empty(4, dtype=torch.int32)
+    heat = torch.tensor([0.5, 0.0, 0.5, 0.0])
+    call("aiter::mixed_sample_outer_exponential", out=out, input=logits, exponentials=noise, temperature=heat)
+    drawn = ((logits / 0.5).softmax(-1) / noise).argmax(-1)
+    assert torch.equal(out, torch.where(heat == 0, logits.argmax(-1), drawn).int())
+
+
 def test_penalties_and_bitmasks(call: Call) -> None:
     logits = torch.tensor([[1.0, -2.0, 4.0], [1.0, -2.0, 4.0]])
     seen = torch.tensor([[True, False, False], [False, False, False]])

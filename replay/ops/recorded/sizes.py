@@ -453,21 +453,33 @@ def _is_in_place(base: str) -> bool:
 
 
 def _sizes(signature: OpSignature) -> list[float]:
-    """Return the bytes of each tensor; an expanded dimension (stride 0) counts once."""
+    """Return the bytes of each tensor. Elements at the same place, as in expanded tensors and windows, count once."""
     out: list[float] = []
     strides = signature.strides or ()
     for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
         dtype = torch_dtype_name(spelled) if spelled else None
         if dtype is None or not _is_shape(dims):
             continue
-        steps = strides[at] if at < len(strides) and len(strides[at]) == len(dims) else dims
-        elements = prod(size for size, step in zip(dims, steps, strict=True) if step or not size)
+        steps = strides[at] if at < len(strides) and len(strides[at]) == len(dims) else ()
+        elements = _different_elements(dims, steps) if steps and is_whole_numbers(steps) else prod(dims)
         out.append(float(elements) * ITEMSIZE_BYTES.get(dtype, 1))
     return out
 
 
+def _different_elements(dims: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the number of elements at different places in memory, or an upper bound if windows overlap."""
+    if not prod(dims):
+        return 0
+    count = span = 1
+    for step, size in sorted((abs(step), size) for size, step in zip(dims, strides, strict=True)):
+        overlaps = step < span
+        span += (size - 1) * step
+        count = min(count * size, span) if overlaps else count * size
+    return count
+
+
 def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, float | None]:
-    """Return (operations, bytes) of an op that reads as many elements as it returns, selected by indices."""
+    """Return (operations, bytes) of an op that returns elements of a table, which are read at most once each."""
     first, second, third = (_shape(signature, place) for place in (0, 1, 2))
     if base == "embedding" and len(first) == 2 and second:
         chosen, indices = prod(second) * first[1], prod(second) * _item(signature, 1)
@@ -480,7 +492,8 @@ def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, flo
         chosen, indices = prod(first) // max(1, first[dim]) * third[0], third[0] * _item(signature, 2)
     else:
         return None, None
-    return 0.0, float(2 * chosen * _item(signature, 0) + indices)
+    written = float(chosen) * _item(signature, 0)
+    return 0.0, min(written, _sizes(signature)[0]) + written + indices
 
 
 def _rotary(signature: OpSignature) -> tuple[float | None, float | None]:

@@ -352,3 +352,40 @@ def test_results_of_expanded_tensors_have_all_elements(name: str, arguments: tup
         concrete=("", *["" if one is None else str(one) for one in arguments]),
     )
     assert work_of(signature).bytes == 4 * (128 + 64 * 128)
+
+
+@pytest.mark.parametrize(
+    ("dims", "strides", "elements"),
+    [
+        ((4, 101, 400), (16400, 160, 1), 4 * 16400),  # frames of stft
+        ((4, 80, 11, 16), (8080, 101, 8, 1), 4 * 80 * 96),
+        ((64, 128), (1, 64), 64 * 128),
+        ((64, 128), (512, 2), 64 * 128),
+        ((64, 1, 128), (0, 0, 1), 128),
+        ((0, 128), (128, 1), 0),
+    ],
+)
+def test_elements_of_overlapping_windows_are_read_once(
+    dims: tuple[int, ...], strides: tuple[int, ...], elements: int
+) -> None:
+    signature = OpSignature(name="aten::mul_", dims=(dims,), types=(F32,), strides=(strides,), concrete=("",))
+    assert work_of(signature).bytes == 4 * (elements + torch.Size(dims).numel())
+
+
+INT64 = "long int"
+
+
+@pytest.mark.parametrize("rows", [2000, 100000])
+@pytest.mark.parametrize(
+    ("name", "before", "indices", "index_bytes"),
+    [
+        ("aten::embedding", (), [10000], 8 * 10000),
+        ("aten::index_select", (0,), [10000], 8 * 10000),
+        ("aten::gather", (0,), [10000, 32], 8 * 10000 * 32),
+    ],
+)
+def test_no_more_of_a_table_is_read_than_it_has(
+    name: str, before: tuple[int, ...], indices: list[int], index_bytes: int, rows: int
+) -> None:
+    found = work(name, (F32, [rows, 32]), *before, (INT64, indices))
+    assert found.bytes == 4 * 32 * (min(rows, 10000) + 10000) + index_bytes

@@ -99,8 +99,9 @@ def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Check whether all bytes are equal; NaN then equals NaN."""
-    first, second = (t.reshape(-1).as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (first, second))
-    return torch.equal(first, second)
+    # A single element can have any stride.
+    first, second = (t.flatten().contiguous().as_strided((t.numel(),), (1,)) for t in (first, second))
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple[Spec, str | None]:

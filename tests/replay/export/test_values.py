@@ -92,6 +92,14 @@ def test_factors_of_repeated_products_are_signs() -> None:
     assert set(made.unique().tolist()) == {-1.0, 1.0}
 
 
+@pytest.mark.parametrize("stride", [0, 2])
+def test_a_row_with_any_stride_is_compared_with_what_an_initializer_left(stride: int) -> None:
+    op = op_of("aten::mul_", tensor("self", (64,)), tensor("other", (64,), strides=(stride,)))
+    _, made = filled(op)["other"]
+    assert made.stride() == (stride,)
+    assert set(made.abs().unique().tolist()) == {1.0}
+
+
 def test_a_domain_keeps_its_bounds() -> None:
     _, made = filled(op_of("aten::log", tensor("self", (200, 200))))["self"]
     assert 0.5 <= made.min() < 0.6

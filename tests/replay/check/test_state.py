@@ -16,7 +16,11 @@ from opreplay.replay.check.points.stateless import stateless
 from opreplay.replay.check.points.values import against_reference
 
 FUNCTIONS = """
+import threading
+
 import torch
+
+AT_ONCE = []
 
 WORKSPACE = {}
 TOTAL = torch.zeros(8, dtype=torch.float64)
@@ -71,6 +75,12 @@ def total_in_one_buffer(x):
     for column in x.unbind(-1):
         TOTAL.add_(column)
     return TOTAL.to(x.dtype)
+
+
+def total_rarely_disturbed(x):
+    if threading.current_thread() is not threading.main_thread():
+        AT_ONCE.append(None)
+    return x.sum(-1) + (len(AT_ONCE) == 150)
 
 
 def quantized(x, scale=0.1):
@@ -154,6 +164,7 @@ def test_a_flag_that_an_earlier_call_left_behind_is_found(benched, name: str, ch
     [
         ("norm_in_workspace", "norm", "results after another call"),
         ("total_in_one_buffer", "total", "by 4 callers at once"),
+        ("total_rarely_disturbed", "total", "by 4 callers at once"),
     ],
 )
 def test_calls_may_not_share_memory(benched, name: str, reference: str, called: str) -> None:

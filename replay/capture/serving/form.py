@@ -17,6 +17,10 @@ LOOPS = {"aten::_grouped_mm": "experts", "aten::index_copy_": "cache writes", "a
 """Call that occurs only in unfused parts of a step → name of this part."""
 REASONS = {"aten::tanh": "softcap"}
 """Calls between attention scores and their softmax that no fused kernel supports → reason to report."""
+_SUMS = ("aten::baddbmm",)
+"""Calls that compute attention scores and add to them, as BLOOM adds its biases."""
+_MOST_ADDED = 64
+"""Maximum number of calls that compute what is added to attention scores: masks, and biases of ALiBi."""
 
 INDEXER = "indexer"
 """Name of the module with which sparse attention selects tokens. Servers attend to these tokens only, and transformers
@@ -47,7 +51,7 @@ def _attention(graph: Graph, call: Call) -> str | None:
     if call.name != BMM:
         return None
     softmax = graph.maker(unwrapped(graph, call.values["self"]).tensor, *SOFTMAX)
-    scores = None if softmax is None else graph.between(softmax.values["self"], BMM)
+    scores = None if softmax is None else graph.between(softmax.values["self"], BMM, *_SUMS, most=_MOST_ADDED)
     if scores is None:
         return None
     return next((REASONS[each.name] for each in scores.calls if each.name in REASONS), "")

@@ -109,6 +109,23 @@ def test_a_part_that_no_kernel_replaces_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bloom", "hidden_size": 64, "n_head": 4, "n_layer": 2, "vocab_size": 128},
+        {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 128},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_attention_with_biases_by_distance_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    plan = as_served(capture_target(target_of(f"hf:{path}", {"phase": "decode", "batch": 2, "context": 24})))
+    assert plan.capture is not None
+    assert plan.capture.unfused == ("attention",)
+
+
+@pytest.mark.slow
 def test_scores_that_a_fused_attention_does_not_hold_need_no_memory(tmp_path: Path) -> None:
     """A prefill of gpt-oss did not fit, because all scores of an attention with sinks counted."""
     from benchmarks.config_models import CONFIGS

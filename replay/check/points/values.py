@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ at most `MOST_MOVED` elements and must have at least `FEWEST_MOVED` distinct val
 """
 MOST_REFUSED = 2
 """After this many cases without accepted alternative sizes, no more alternatives are tried."""
+INSTEAD_S = 2.0
+"""Seconds for trying alternative sizes. They grow, and where only the dtype is refused, none is accepted."""
 ROUNDINGS = 8
 """Number of ways in which arguments are rounded once more if a result is not floating-point."""
 FINE_ROUNDINGS = 4.0
@@ -171,8 +174,8 @@ def broadcast(bench: Bench) -> list[Attempt]:
 def against_reference(bench: Bench, case: Case) -> Finding:
     """Compare the results of one case with the reference's: in float64 if possible, and in the case's own dtypes.
 
-    If both op and reference refuse generated sizes, the case's alternative sizes are tried until a call is accepted.
-    Raises NotApplicable if none is accepted.
+    If both op and reference refuse generated sizes, the case's alternative sizes are tried until a call is accepted,
+    for at most `INSTEAD_S`. Raises NotApplicable if none is accepted.
     """
     try:
         return _compared(bench, case)
@@ -182,7 +185,10 @@ def against_reference(bench: Bench, case: Case) -> Finding:
             raise
         # First what was taken the last time.
         last = next((index for index in reversed(chosen) if index is not None), 0)
+        end = time.monotonic() + INSTEAD_S
         for index in sorted(range(len(case.instead)), key=lambda index: index != last):
+            if time.monotonic() > end:
+                break
             other = case.instead[index]
             try:
                 finding = _compared(bench, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import torch
 from opreplay.replay.check import variants
 from opreplay.replay.check.bench import make_bench
 from opreplay.replay.check.calling.calls import Bench, NotApplicable
+from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding, Setup
+from opreplay.replay.check.points import values
 from opreplay.replay.check.points.stateless import stateless
 from opreplay.replay.check.points.values import against_reference
 
@@ -81,6 +84,12 @@ def total_rarely_disturbed(x):
     if threading.current_thread() is not threading.main_thread():
         AT_ONCE.append(None)
     return x.sum(-1) + (len(AT_ONCE) == 150)
+
+
+def refuses_float8(x):
+    if x.itemsize < 2:
+        raise ValueError("not in 8 bits")
+    return x * 2
 
 
 def quantized(x, scale=0.1):
@@ -170,6 +179,25 @@ def test_a_flag_that_an_earlier_call_left_behind_is_found(benched, name: str, ch
 def test_calls_may_not_share_memory(benched, name: str, reference: str, called: str) -> None:
     assert trial(benched(name, reference), called).verdict == "fail"
     assert trial(benched(reference, reference), called).verdict == "pass"
+
+
+def test_sizes_that_take_ever_longer_are_not_all_tried(benched, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only the dtype is refused, so that no other sizes help: the op must not seem to hang.
+    bench = benched("refuses_float8", "refuses_float8")
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    refuse = values._compared
+
+    def slow(bench: Bench, case: Case) -> Finding:
+        now[0] += 0.9
+        return refuse(bench, case)
+
+    monkeypatch.setattr(values, "_compared", slow)
+    case = variants.replace_dtype(variants.primes_of(bench.compact_bases[0]), "float8_e4m3fn", "float8")
+    assert len(case.instead) > 4
+    with pytest.raises(NotApplicable):
+        against_reference(bench, case)
+    assert now[0] < 4
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
     """
     path, waits = critical_path(graph, schedule)
     nodes, slices, begin = graph.nodes, graph.slices, _begin(graph, schedule)
-    spent, waited = _shares(schedule, path, waits, begin)
+    spent, waited = path_times(schedule, path, waits, begin)
     device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane[path]]
     us: defaultdict[tuple[str, str], float] = defaultdict(float)
     times: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -97,7 +97,7 @@ def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, f
     return dict(sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0])))
 
 
-def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:
+def path_times(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:
     """Return (time that each node of the path adds to the step, waiting time before each node), in µs."""
     spent, waited = np.zeros(len(path)), np.zeros(len(path))
     owed = 0.0  # a task that starts before the one before it has ended: that one's part of the path is shorter

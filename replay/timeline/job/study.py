@@ -31,6 +31,7 @@ from opreplay.replay.timeline.job.values import (
 )
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
+from opreplay.replay.timeline.paths import path_times
 from opreplay.replay.timeline.simulated import Host, Predicted, predict
 from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
@@ -334,16 +335,15 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
             us[key] += amount
             times[key] += 1
 
-    for node, wait in zip(path.tolist(), waits.tolist(), strict=True):
-        start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
+    spent_us, waited_us = path_times(schedule, path, waits, begin)
+    for node, spent, waited in zip(path.tolist(), spent_us.tolist(), waited_us.tolist(), strict=True):
         index, node_of_rank = int(job.rank[node]), int(job.local[node])
         rank = ranks[index].rank if index >= 0 else None
         if schedule.cause[node] >= 0:
             label = ranks[max(index, 0)].names.wait(int(schedule.cause_kind[node]))
-            add((rank, label, "wait"), min(wait, max(0.0, start - begin)))
+            add((rank, label, "wait"), waited)
         if index < 0 or node_of_rank < 0:
             continue
-        spent = max(0.0, end - max(start, begin) + min(0.0, wait))
         for name, where, share in _work_of(ranks[index], job.ranks[index].graph, node_of_rank):
             add((rank, name, where), spent * share)
     parts = [RankPathPart(rank=r, name=n, us=v, where=w, times=times[r, n, w]) for (r, n, w), v in us.items()]

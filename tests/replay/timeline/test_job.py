@@ -37,6 +37,26 @@ def test_recorded_durations_give_the_recorded_step_on_every_rank(tmp_path: Path)
     assert not found.disagreements
 
 
+def test_the_path_adds_up_to_the_step_if_a_member_begins_late(tmp_path: Path) -> None:
+    """Rank 1 begins a collective while its other stream works on, for no recorded reason."""
+    job = Job(2)
+    for machine in job.ranks:
+        machine.begin()
+        machine.op("aten::mm", 10.0, ("gemm", 400.0))
+    job.all_reduce(300.0)
+    for machine in job.ranks:
+        machine.op("aten::mm", 10.0, ("gemm", 200.0))
+        machine.wait_for(7, 20)
+        machine.op("aten::add", 10.0, ("add", 60.0))
+        machine.synchronize()
+        machine.end()
+    (late,) = (event for event in job.ranks[1].events if event["name"].startswith("nccl"))
+    late["ts"] += 100.0
+    late["dur"] -= 100.0
+    found = study(job, tmp_path).timeline
+    assert sum(part.us for part in found.critical_path) == pytest.approx(found.retimed_step_us)
+
+
 def test_who_is_late_and_what_waiting_is(tmp_path: Path) -> None:
     found = study(data_parallel({1: 1.5}), tmp_path).timeline
     assert [one.late for one in found.ranks] == [0, 4, 0]

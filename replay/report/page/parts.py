@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import cast
 
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -289,13 +291,32 @@ def opened_roofline(table: RoofTable) -> Opened:
     )
 
 
-def opened_ops(table: AnyTable, source: str) -> Opened:
-    """Return a table of ops whose rows expand to kernels, assumptions, and commands to reproduce the op."""
+def opened_ops(table: AnyTable, source: str, options: Mapping[str, object] | None = None) -> Opened:
+    """Return a table of ops whose rows expand to kernels, assumptions, and commands to reproduce the op.
+
+    `source` is empty where several traces were read. `options` are those of the run: the commands name its plugins,
+    imports and initializers' options.
+    """
+    flags = _flags(options or {})
 
     def details(result: OpResult) -> list[tuple[str, str]]:
-        return op_details(result, f"opreplay run {source} --include {result.id}")
+        command = ["opreplay", "run", source, "--include", result.id, *flags]
+        return op_details(result, shlex.join(command) if source else "")
 
     return Opened(table=table, key=lambda r: r.id, name=lambda r: r.name, details=details)
+
+
+def _flags(options: Mapping[str, object]) -> list[str]:
+    """Return the flags of a run without which some of its ops do not run, or run on other values."""
+
+    def listed(name: str) -> list[str]:
+        return [str(value) for value in cast("Sequence[object]", options.get(name) or ())]
+
+    imports = cast("Mapping[str, str]", options.get("allow_imports") or {})
+    pairs = [("--plugin", file) for file in [*listed("plugins"), *listed("init_modules")]]
+    pairs += [("--allow-import", f"{namespace}={module}") for namespace, module in imports.items()]
+    pairs += [("--set", f"init_arg={text}") for text in listed("init_args")]
+    return [text for pair in pairs for text in pair]
 
 
 def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:

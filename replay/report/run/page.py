@@ -59,7 +59,11 @@ def page(run: Run, command: str) -> Page:
         waterfalls=tuple(_waterfall(results, times[0], column) for column in times[1:]),
         roofline=roofline(results, times[0], _device(header), roofs_of(socs, versions)),
         tables=(
-            opened_ops(heaviest("Ops", _page_columns(results, device), results, lambda r: r.recorded_share), source),
+            opened_ops(
+                heaviest("Ops", _page_columns(results, device), results, lambda r: r.recorded_share),
+                "" if len(run.traces) > 1 else source,
+                header.options,
+            ),
             opened_roofline(of_results(results, _device(header), times[0].value)),
             *tables(run),
             *batch.tables(run.traces, run.jobs),

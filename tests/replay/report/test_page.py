@@ -36,8 +36,11 @@ from opreplay.replay.report.page.model import (
     Tree,
     Waterfall,
 )
+from opreplay.replay.report.page.parts import opened_ops
 from opreplay.replay.report.page.render import render
-from opreplay.replay.report.table import TIME, Column, Table
+from opreplay.replay.report.run import ops
+from opreplay.replay.report.table import TIME, Column, Table, heaviest
+from opreplay.replay.results.records import OpResult
 from opreplay.replay.tile.programs import rows
 from opreplay.replay.timeline.flames import Frame
 from tests.replay.report.browser import Tab, tab
@@ -461,3 +464,23 @@ def test_a_notebook_shows_the_figures_of_the_page(name: str, tmp_path: Path, chr
 def test_a_waterfall_begins_where_its_changes_do(changes: list[float], end: float, begin: float) -> None:
     """From 0, a step of 35.2 ms that became one of 33.8 was two full bars with slivers between them."""
     assert axis_begin(35.2, changes, end) == pytest.approx(begin)
+
+
+def test_the_command_to_reproduce_names_what_the_op_needs() -> None:
+    result = OpResult(id="0123456789ab", name="mylib::op", count=2, status="replayed", recorded_share=0.5)
+    options = {
+        "plugins": ["my ops.py"],
+        "allow_imports": {"mylib": "mylib.ops"},
+        "init_args": ["moe_routing.distribution=zipf"],
+    }
+
+    def command(source: str) -> str | None:
+        opened = opened_ops(heaviest("Ops", [ops.NAME], [result], lambda row: row.recorded_share), source, options)
+        assert opened.details is not None
+        return dict(opened.details(result)).get("reproduce")
+
+    assert command("a trace.json") == (
+        f"opreplay run 'a trace.json' --include {result.id} --plugin 'my ops.py' --allow-import mylib=mylib.ops "
+        "--set init_arg=moe_routing.distribution=zipf"
+    )
+    assert command("") is None

@@ -18,7 +18,7 @@ from opreplay.replay.timeline.changes import Edited, take_slices
 from opreplay.replay.timeline.dispatch import SOME_LAUNCHES, Stretches, while_others_launch
 from opreplay.replay.timeline.graph.model import CROSS_THREAD, LAUNCH, NEVER, NO_OP, SYNC, WOKEN, StepGraph
 from opreplay.replay.timeline.names import Names, named_ranges, without_folders
-from opreplay.replay.timeline.python_time import FRAMES, slice_spans
+from opreplay.replay.timeline.python_time import FRAMES, LOADER, LOADER_FILES, slice_spans
 from opreplay.traces import Trace
 from opreplay.traces.arrays import Bools, Floats, Ints, distinct
 from opreplay.traces.links.steps import launching_calls
@@ -99,6 +99,8 @@ def _functions(names: Names, graph: StepGraph, lane: int, least_us: float) -> li
         return []
     busy = _launches_and_waits(names, graph, lane)
     idle = np.searchsorted(busy, begin) == np.searchsorted(busy, end, side="right")
+    if not graph.on_device:  # the ops in which a loader makes its batch can run in its workers
+        idle |= np.array([text.startswith(LOADER) or LOADER_FILES in text for text in texts])[label]
     idle &= ~_while_others_work(names, graph, lane, begin, end)
     label, begin, end = label[idle], begin[idle], end[idle]
     reached = np.maximum.accumulate(np.append(graph.step.start_ns, end))[:-1]

@@ -93,6 +93,21 @@ def test_a_step_of_the_host_alone_says_that_few_changes_are_tried(tmp_path: Path
     assert not advice_on(training(), tmp_path).on_host
 
 
+def test_a_loader_that_runs_ops_is_work_of_a_step_of_the_host_alone(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    begin = machine.now
+    for _ in range(3):
+        machine.host(600.0)
+        machine.op("aten::stack", 100.0)
+    machine._add("user_annotation", "enumerate(DataLoader)#_Iter.__next__", begin, machine.now - begin)
+    machine.op("aten::mm", 1000.0)
+    machine.end()
+    (first,) = advice_on(machine, tmp_path).items
+    assert (first.kind, first.gain_us) == ("python", pytest.approx(2100.0))
+    assert "data loader" in first.what
+
+
 def test_a_caller_that_waits_for_launches_of_another_thread_is_no_advice(tmp_path: Path) -> None:
     def backward(machine: Machine) -> None:
         begin = machine.now

@@ -23,7 +23,7 @@ from opreplay.traces.model import TensorMeta
 
 Weights = Literal["w8a8", "w4a16"]
 WHOLE = (".gate.weight", "router", "lm_head", "embed", "kv_b_proj", "shared_expert_gate")
-"""A parameter is not quantized if its name contains one of these."""
+"""A parameter is not quantized if one of its names contains one of these. A head may also be the embeddings."""
 GROUP = 32
 """Number of rows of a W4A16 weight that share a scale, as in Kimi-K2-Thinking."""
 PACKED = 8
@@ -40,7 +40,7 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
         raise UsageError("quantised weights are supported only for inference", hint="Remove --weights.")
     parameters = {each.storage: each for each in plan.capture.storages if each.kind == "parameter"}
     names = {number: each.names[0] for number, each in parameters.items() if each.names}
-    named = {number for number, name in names.items() if not any(part in name for part in WHOLE)}
+    named = {number for number in names if not any(part in name for name in parameters[number].names for part in WHOLE)}
     routed = {number for number in named if ".experts." in names[number]}
     quantiser = _Quantiser(weights, routed if weights == "w4a16" and routed else named)
     plan, counts = rewritten(plan, [quantiser.matched])

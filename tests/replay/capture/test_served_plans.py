@@ -126,6 +126,16 @@ def test_attention_with_biases_by_distance_is_named(tmp_path: Path, config: dict
 
 
 @pytest.mark.slow
+def test_a_head_that_shares_the_weight_of_the_embeddings_is_not_quantised(tmp_path: Path) -> None:
+    """GPT-2's, MPT's and GPTBigCode's was, since the first name of its weight is that of the embeddings: wte."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 128}))
+    plan = capture_target(target_of(f"hf:{path}", {"phase": "decode", "batch": 2, "context": 24}))
+    counts = {op.name: op.count for op in as_served(plan, weights="w8a8").ops if op.name == "aten::mm"}
+    assert counts == {"aten::mm": 1}
+
+
+@pytest.mark.slow
 def test_scores_that_a_fused_attention_does_not_hold_need_no_memory(tmp_path: Path) -> None:
     """A prefill of gpt-oss did not fit, because all scores of an attention with sinks counted."""
     from benchmarks.config_models import CONFIGS

@@ -219,9 +219,7 @@ def _tried(names: Names, graph: StepGraph, change: str) -> Edited | None:
 def _of_host_work(names: Names, graph: StepGraph, device: str, least_us: float) -> Iterator[_Candidate]:
     for work in host_work(names, graph, stretches_of(names.trace, graph), least_us):
         waits = (
-            f"{device} waits for this work"
-            if graph.on_device
-            else f"no {'other ' * work.is_loader}op runs meanwhile"
+            f"{device} waits for this work" if graph.on_device else f"no {'other ' * work.is_loader}op runs meanwhile"
         )
         yield _Candidate(
             kind="python",

@@ -570,6 +570,7 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
     hit &= nodes.kind == KERNEL
     order = np.flatnonzero(edges.kind == STREAM)
     groups: dict[int, list[int]] = {}
+    reached_by: dict[int, set[int]] = {}
     inside: list[int] = []
     apart = 0
     for edge in order[np.argsort(edges.target[order], kind="stable")].tolist():
@@ -577,18 +578,22 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
         if not (hit[first] and hit[second]) or names.task(first) == names.task(second):
             continue
         parts = groups.get(first, [first])
-        if _waits_between(out, parts, second):
+        reached = reached_by.pop(first, {first})
+        if _reaches(out, reached, first, second):
             apart += 1
             continue
         groups.pop(first, None)
-        groups[second] = [*parts, second]
+        parts.append(second)
+        reached.add(second)
+        groups[second], reached_by[second] = parts, reached
         inside.append(edge)
+    later_us = np.zeros(len(nodes))
     for parts in groups.values():
         longest = float(out.durations_us[parts].max())
         out.durations_us[parts] = 0.0
         out.durations_us[parts[-1]] = longest
-        # What waits for a part waits for the whole kernel.
-        out.lags_us[np.isin(edges.source, parts[:-1])] += longest
+        later_us[parts[:-1]] = longest
+    out.lags_us += later_us[edges.source]  # what waits for a part waits for the whole kernel
     out.lags_us[inside] = 0.0
     out.matched += len(inside)
     if apart:
@@ -599,14 +604,17 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
         out.notes.append(AS_LONG_AS_LONGEST)
 
 
-def _waits_between(out: Edited, parts: Sequence[int], last: int) -> bool:
-    """Check whether a task waits for `parts` through other work, not only because it follows them on their stream."""
+def _reaches(out: Edited, reached: set[int], part: int, last: int) -> bool:
+    """Check whether a task waits for parts of a fused kernel through other work, not only because it follows the last
+    `part` on its stream.
+
+    `reached` has the nodes up to the last part that wait for a part; those after it are added.
+    """
     edges = out.graph.edges
-    begin, end = np.searchsorted(edges.target, [min(parts) + 1, last + 1]).tolist()
-    reached = set(parts)
+    begin, end = np.searchsorted(edges.target, [part + 1, last + 1]).tolist()
     for edge in range(begin, end):
         source, target = int(edges.source[edge]), int(edges.target[edge])
-        direct = edges.kind[edge] == STREAM and source in parts
+        direct = edges.kind[edge] == STREAM and source == part
         if source in reached and not direct and out.lags_us[edge] > NEVER / 2:
             if target == last:
                 return True

@@ -143,7 +143,7 @@ _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
 def _check_positions(config: Any, shape: Shape) -> None:
     """Raise UsageError if there are more tokens than rows in a table of positions. Fake tensors do not detect this."""
     text = getattr(config, "text_config", config)
-    rows = getattr(text, "max_position_embeddings", None)
+    rows = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter in MPT
     tokens = shape.context + (shape.phase == "decode")
     if isinstance(rows, int) and tokens > rows and all(getattr(text, name, None) is None for name in _TURNED):
         raise UsageError(

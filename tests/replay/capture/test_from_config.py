@@ -95,6 +95,13 @@ def test_a_model_that_writes_to_no_cache_is_not_decoded(tmp_path: Path) -> None:
         decode_of(tmp_path, "rwkv")
 
 
+def test_a_table_of_biases_by_distance_limits_the_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 1, "max_seq_len": 24}))
+    with pytest.raises(UsageError, match="24 positions, but 25 tokens"):
+        capture_target(target_of(f"hf:{path}", {"phase": "decode", "batch": 2, "context": 24}))
+
+
 def test_a_window_is_filled_and_a_cache_of_all_tokens_is_not() -> None:
     turning, sliding = SimpleNamespace(rope_theta=1e4), SimpleNamespace(layers=[SimpleNamespace(is_sliding=True)])
     every = SimpleNamespace(layers=[SimpleNamespace(is_sliding=False)])

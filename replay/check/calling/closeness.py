@@ -215,9 +215,9 @@ def _measured(
     relative = max(relative, HALF_STEPS * info.eps if info.bits == 16 else info.eps / 2)
     # What the dtype cannot hold is infinite, or its largest number where it has no infinity.
     over = exact.abs() > info.max
-    exact = torch.where(over, torch.sign(exact) * torch.inf, exact)
     saturated = over & (actual.abs() >= info.max) & (torch.sign(actual) == torch.sign(exact))
-    lost = over & ~torch.isfinite(actual)
+    lost = over & torch.isfinite(exact) & ~torch.isfinite(actual)
+    exact = torch.where(over, torch.sign(exact) * torch.inf, exact)
     size = exact.abs() if sizes is None else sizes
     finite = torch.isfinite(exact)
     error = (actual - exact).abs().where(finite, 0.0)

@@ -79,3 +79,11 @@ def test_float16_results_may_not_be_rounded_to_bfloat16() -> None:
     assert compare(coarse[0], exact[0], same[0], terms=2.0).fits
     assert compare(coarse, exact, same, terms=2.0, perturbed=[exact * (1 + 2.0**-7)]).fits
     assert compare(exact.bfloat16(), exact, terms=2.0).fits
+
+
+def test_a_nan_is_right_where_the_dtype_overflows_but_not_where_the_result_is_infinite() -> None:
+    actual = torch.tensor([float("nan"), 1.0])
+    assert compare(actual, torch.tensor([1e300, 1.0], dtype=torch.float64)).fits
+    for infinite in (float("inf"), -float("inf")):
+        assert not compare(actual, torch.tensor([infinite, 1.0])).fits
+        assert not compare(actual, torch.tensor([infinite, 1.0], dtype=torch.float64)).fits

@@ -42,8 +42,13 @@ def fit_text(row: AnyStep) -> str:
 
 def memory_text(row: AnyStep) -> str:
     """Return used and available memory in GB, "50.4 of 68.7"; only used memory if available memory is unknown."""
-    memory = f"{row.memory_bytes / 1e9:.3g}" if row.memory_bytes >= 1e8 else "<0.1"
-    return memory if not row.hbm_bytes else f"{memory} of {row.hbm_bytes / 1e9:.3g}"
+    memory = _gigabytes(row.memory_bytes) if row.memory_bytes >= 1e8 else "<0.1"
+    return memory if not row.hbm_bytes else f"{memory} of {_gigabytes(row.hbm_bytes)}"
+
+
+def _gigabytes(size: int) -> str:
+    gigabytes = size / 1e9
+    return f"{gigabytes:,.0f}" if gigabytes >= 1000 else f"{gigabytes:.3g}"
 
 
 def fits_text(rows: Sequence[AnyStep]) -> str:

@@ -168,6 +168,10 @@ def test_fit_has_a_reserve(memory: float, fit: str) -> None:
     assert memory_text(step(memory)) == f"{64 * memory:.3g} of 64"
 
 
+def test_memory_far_beyond_the_device_is_no_power_of_ten() -> None:
+    assert memory_text(step(1050.0)) == "67,200 of 64"
+
+
 VIT = {
     "model_type": "vit", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 32, "patch_size": 8,

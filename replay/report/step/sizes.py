@@ -46,7 +46,7 @@ def memory_text(row: AnyStep) -> str:
     return memory if not row.hbm_bytes else f"{memory} of {_gigabytes(row.hbm_bytes)}"
 
 
-def _gigabytes(size: int) -> str:
+def _gigabytes(size: float) -> str:
     gigabytes = size / 1e9
     return f"{gigabytes:,.0f}" if gigabytes >= 1000 else f"{gigabytes:.3g}"
 

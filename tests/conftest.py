@@ -117,7 +117,7 @@ def pytest_collection_finish() -> None:
 def few_objects() -> None:
     """Tests find as few objects as in a small process: those of collected tests and of tests before are set aside.
 
-    They make each walk over all objects slow, the garbage collector's and that of `forget_cached_tensors`.
+    The garbage collector and `forget_cached_tensors` visit all objects, so more objects make each test slower.
     """
     if "opreplay.replay.capture.record" in sys.modules:
         sys.modules["opreplay.replay.capture.record"].forget_cached_tensors()  # which must have seen what is frozen

@@ -45,7 +45,7 @@ class _Bar:
         self._next_line = 0.0
         self._bar_from = monotonic() + self.bar_after_s
         self._asked = False
-        """Whether it is known if stderr is a terminal, and so whether there is a bar."""
+        """Whether it was checked if stderr is a terminal. Only a terminal gets a bar."""
 
     def __enter__(self) -> Any:
         if not self.bar_after_s:
@@ -53,7 +53,7 @@ class _Bar:
         return self
 
     def _start_bar(self) -> None:
-        """Show the bar if stderr is a terminal. Most commands end before that, so the imports are here."""
+        """Create the bar if stderr is a terminal. Imports rich's bars, which most commands end too early to need."""
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._asked = True

@@ -26,7 +26,7 @@ def keep_groups(model: Any) -> bool:
     modules = [module for module in model.modules() if _repeats(module)]
     for module in modules:
         module._split_heads = _splitting(module.num_heads, module.num_kv_heads, module.head_dim)
-        # With this flag, the module would take the number of query heads for that of the cache.
+        # The flag makes the module read as many heads from the cache as there are query heads.
         module.new_decoder_architecture = False
         module.forward = _attending(module.forward)
     return bool(modules)

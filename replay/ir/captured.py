@@ -110,7 +110,7 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     storages: tuple[CapturedStorage, ...] = ()
     outputs: tuple[CapturedOutput, ...] = ()
     notes: tuple[str, ...] = ()
-    """Assumptions, as readable text, without those that `step_notes` derives from other fields."""
+    """Assumptions, as readable text. `step_notes` adds those that follow from other fields."""
     stages: int = 1
     """Number of pipeline stages of the model; the plan has one of them."""
     kernels: dict[str, int] = {}
@@ -144,7 +144,7 @@ _ONE_STAGE = (
 )
 _ALL_STAGES = (
     "a micro-batch passes through all pipeline stages (all captured); tokens/s assume as many micro-batches as stages, "
-    "and memory is that of the stage that needs most"
+    "and memory is given for the stage that needs most"
 )
 
 

@@ -17,8 +17,8 @@ from opreplay.traces.literals import is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature
 
 Dtype = Literal["promoted", "same", "first", "float", "real", "real float", "bool", "int64", "float32", "sum"]
-"""Dtype of a result. "promoted": that of all operands, as torch promotes them. "same": that of all operands, unknown if
-they differ or are truth values. "first": that of the first operand.
+"""How the dtype of a result follows from the operands. "promoted": torch promotes those of all operands. "same": all
+operands have the result's dtype; if they differ or are truth values, it is unknown. "first": the first operand has it.
 "float", "real", "real float" and "sum" change the promoted dtype: "float" makes integers float32, "real" makes complex
 numbers real, "real float" does both, and "sum" makes integers int64.
 """
@@ -217,9 +217,26 @@ def result_bytes(signature: OpSignature) -> float | None:
         return None
 
 
+def is_in_place(base: str) -> bool:
+    """Check whether an op overwrites its first argument, by its name without namespace and overload ("add_")."""
+    return base.endswith("_") and not base.endswith("__")
+
+
+def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the shape to which torch broadcasts shapes; None if it refuses them, or for no shapes."""
+    if not shapes:
+        return None
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    sizes = [{size for size in column if size != 1} or {1} for column in zip(*padded, strict=True)]
+    if any(len(column) > 1 for column in sizes):
+        return None
+    return tuple(next(iter(column)) for column in sizes)
+
+
 def has_result_rule(base: str) -> bool:
     """Check whether a table has an aten op (`base` is its name without namespace and overload)."""
-    name = base.removesuffix("_")
+    name = base[:-1] if is_in_place(base) else base
     tables = (RULES, REDUCING, GRADIENTS, NORMALIZATIONS, HALVED, ADAPTIVE_POOLS)
     return name == "to" or any(name in table for table in tables)
 
@@ -229,7 +246,7 @@ class _Call:
 
     def __init__(self, signature: OpSignature) -> None:
         base = signature.name.rpartition("::")[2].split(".")[0]
-        self._in_place = base.endswith("_") and not base.endswith("__")
+        self._in_place = is_in_place(base)
         self._base = base[:-1] if self._in_place else base
         self._signature = signature
         self._dims: tuple[Any, ...] = signature.dims or ()
@@ -282,7 +299,7 @@ class _Call:
 
     def _overwritten(self, rule: Rule) -> float:
         shapes = [self._shape(place) for place, dtype in enumerate(self._dtypes[: rule.operands]) if dtype is not None]
-        if rule.like is None and _broadcast(shapes) != self._shape(0):
+        if rule.like is None and broadcast_shape(shapes) != self._shape(0):
             raise _Unknown
         return self._bytes(self._shape(0), self._dtype(0))
 
@@ -291,7 +308,9 @@ class _Call:
             return 0.0
         operands = range(min(rule.operands, len(self._dtypes)))
         shapes = [self._shape(place) for place in operands if self._dtypes[place] is not None]
-        shape = _broadcast(shapes) if rule.like is None else self._shape(rule.like)
+        shape = broadcast_shape(shapes) if rule.like is None else self._shape(rule.like)
+        if shape is None:
+            raise _Unknown
         if rule.reduction_at is not None:
             reduction = self._value(rule.reduction_at)
             if not isinstance(reduction, int):
@@ -452,17 +471,6 @@ class _Call:
         if dtype not in ITEMSIZE_BYTES:
             raise _Unknown
         return float(prod(shape)) * ITEMSIZE_BYTES[dtype]
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    if not shapes:
-        raise _Unknown
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    sizes = [{size for size in column if size != 1} or {1} for column in zip(*padded, strict=True)]
-    if any(len(column) > 1 for column in sizes):
-        raise _Unknown
-    return tuple(next(iter(column)) for column in sizes)
 
 
 def _is_float(dtype: str) -> bool:

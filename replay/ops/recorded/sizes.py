@@ -21,7 +21,7 @@ from typing import TypeGuard, cast
 import msgspec
 
 from opreplay.replay.ops.recorded.arguments import Arguments, parameters_of
-from opreplay.replay.ops.recorded.results import has_result_rule, result_bytes
+from opreplay.replay.ops.recorded.results import broadcast_shape, has_result_rule, is_in_place, result_bytes
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, SCALAR_TYPE_CODES, torch_dtype_name
 from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
@@ -378,14 +378,10 @@ def _by_sizes(
 
 def _broadcast_elements(base: str, shapes: Shapes) -> int:
     """Return the elements of the result of an op on all of its tensors, or of the tensor that it overwrites."""
-    if _is_in_place(base):
+    if is_in_place(base):
         return prod(shapes[0])
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    sizes = [{size for size in column if size != 1} for column in zip(*padded, strict=True)]
-    if any(len(column) > 1 for column in sizes):
-        return max(map(prod, shapes))
-    return prod(next(iter(column), 1) for column in sizes)
+    shape = broadcast_shape(shapes)
+    return max(map(prod, shapes)) if shape is None else prod(shape)
 
 
 def _loss_of_rows(base: str, signature: OpSignature) -> tuple[float | None, float | None]:
@@ -402,7 +398,7 @@ def _loss_of_rows(base: str, signature: OpSignature) -> tuple[float | None, floa
 
 
 def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float | None:
-    """Return the bytes of a call beyond one pass over each argument: those that it writes. None if they are unknown.
+    """Return the bytes that a call moves in addition to one pass over each argument. None if they are unknown.
 
     `result` is the number of elements that a product or window returns.
     """
@@ -434,7 +430,7 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
 
 
 def _product_bytes(signature: OpSignature, base: str, result: int) -> float | None:
-    """Return the bytes of the result of an aten op of `RULES`; 0 if it writes to a buffer that is an argument."""
+    """Return the bytes of the result of a product or window of aten; 0 if it writes to a buffer that is an argument."""
     at, operands = DTYPES_OF_PRODUCTS.get(base), OPERANDS.get(base)
     tensors = Arguments(signature).tensors
     if operands is not None and any(place >= operands for place in tensors):
@@ -446,10 +442,6 @@ def _product_bytes(signature: OpSignature, base: str, result: int) -> float | No
             return None
         item = item if code is None else ITEMSIZE_BYTES[SCALAR_TYPE_CODES[code]]
     return float(result) * (RESULT_BYTES.get(base, item) + POOLS.get(base, (None, 0, 0))[2])
-
-
-def _is_in_place(base: str) -> bool:
-    return base.endswith("_") and not base.endswith("__")
 
 
 def _sizes(signature: OpSignature) -> list[float]:

@@ -266,8 +266,8 @@ def adapters(op: OpView) -> Iterable[KernelCall]:
 def _adds(op: OpView) -> bool:
     """Check whether the product is added to what its target holds.
 
-    vLLM's ops do if told to; of those with a default, only `bgmv_expand` does by default. The kernels of Punica and
-    vllm-ascend always do.
+    vLLM's ops have a flag for this, which is set by default only in `bgmv_expand`. The kernels of Punica and
+    vllm-ascend always add.
     """
     namespace, _, name = op.op.name.partition("::")
     return op.flag("add_inputs", default=namespace != "vllm" or name.startswith("bgmv_expand"))
